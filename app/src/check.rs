@@ -39,7 +39,6 @@ pub fn run(args: &CheckArgs) -> Result<(), ConfigErrors> {
     Ok(())
 }
 
-/// Returns the text that `spindle check` prints for a valid plan.
 fn describe(plan: &Plan) -> String {
     let mut text = String::from("What starts\n");
     let cores: Vec<String> = plan.reactor.cores.iter().map(usize::to_string).collect();

@@ -124,7 +124,6 @@ impl Config {
         Config { source: self.source.clone(), text, sections, plan: Arc::new(plan) }
     }
 
-    /// Returns the path of the file for error messages.
     fn path(&self) -> &Path {
         self.source.as_deref().unwrap_or(Path::new("configuration"))
     }

@@ -108,8 +108,7 @@ fn unknown(name: &str) -> CtlError {
     CtlError::Argument(format!("{name:?}: there is no such verb or method; {allowed}"))
 }
 
-/// Parses `--name VALUE`, `--name=VALUE` and `--name` (a flag). `--a.b` is member `b` of object parameter
-/// `a`.
+/// Parses `--name VALUE`, `--name=VALUE` and `--name` (a flag). `--a.b` is member `b` of object `a`.
 fn parse(words: &[String], params: &'static [Param]) -> Result<Map<String, Value>, CtlError> {
     let mut given = Map::new();
     let mut words = words.iter().map(String::as_str).peekable();

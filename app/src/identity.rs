@@ -19,8 +19,7 @@
 //! They are never equal to those of the far namespace. A host may connect to both targets, and Linux refuses
 //! a second namespace with the UUID or NGUID of a present one.
 //!
-//! Two machines with one NQN can have equal identifiers for different disks; `docs/configuration.md` forbids
-//! that.
+//! Two machines with one NQN can have equal identifiers; `docs/configuration.md` forbids that.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -63,8 +63,7 @@ fn dispatch(command: Command) -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// Returns the message of an error followed by those of its sources. Leaves out a message that the text
-/// already contains.
+/// Returns the message of an error and of its sources, without those that the text already contains.
 fn with_sources(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut reason = error.source();

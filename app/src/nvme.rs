@@ -43,7 +43,6 @@ use spindle_app_bench::say;
 /// sysfs file: writing a PCI address binds the function to the driver that matches it.
 const PROBE: &str = "/sys/bus/pci/drivers_probe";
 
-/// Function that receives each line of output.
 type Out<'a> = &'a mut dyn FnMut(String);
 
 /// Text for the user: the refusals; or why a subcommand failed, with the resulting state of the drive.

@@ -111,8 +111,7 @@ impl Failure {
         Failure::new(INVALID_PARAMS, message)
     }
 
-    /// Returns the error for a failed system call, or for a state of the target that does not allow the
-    /// change.
+    /// The error for a failed system call, or a state of the target that does not allow the change.
     pub fn system(message: String) -> Failure {
         Failure::new(INTERNAL_ERROR, message)
     }
@@ -150,7 +149,6 @@ impl Failure {
         Failure { code: INVALID_PARAMS, message, data: Some(data) }
     }
 
-    /// Returns the error response to the request `id`.
     fn response(&self, id: Value) -> Value {
         let mut error = Map::new();
         error.insert("code".to_owned(), self.code.into());

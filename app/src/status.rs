@@ -1,5 +1,4 @@
-//! `spindle status`: prints cores, traffic and hosts of a target on this machine, read from its control
-//! socket.
+//! `spindle status`: prints cores, traffic and hosts of a local target, from its control socket.
 
 use std::time::Duration;
 

@@ -53,8 +53,7 @@ pub fn shortened(text: &str) -> String {
     }
 }
 
-/// Replaces control characters by `?`, for names from hosts and devices: escape sequences must not reach the
-/// terminal.
+/// Replaces control characters by `?`: escape sequences of hosts and devices must not reach the terminal.
 pub fn printable(text: &str) -> String {
     text.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect()
 }

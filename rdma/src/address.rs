@@ -45,8 +45,7 @@ impl RawAddress {
     }
 }
 
-/// Reads a socket address. `None` if its family is neither IPv4 nor IPv6, such as 0 in an address that is not
-/// set.
+/// Reads a socket address. `None` if its family is neither IPv4 nor IPv6, as in an address that is not set.
 ///
 /// # Safety
 /// `source` is valid for reads of a `sockaddr_storage`.

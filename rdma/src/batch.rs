@@ -1,5 +1,4 @@
-//! [`SendBatch`]: work requests for the send queue ([`Operation`] and [`SendData`]), posted with one
-//! doorbell.
+//! [`SendBatch`]: work requests ([`Operation`], [`SendData`]) for the send queue, posted with one doorbell.
 //!
 //! UNSAFETY: segments and inline bytes are copied when a work request is added, into the device's queue or
 //! the queue pair's list.
@@ -63,8 +62,7 @@ pub enum Operation {
 ///
 /// [`SendBatch::add`] refuses a request with too many segments or bytes, and one that exceeds the queue's
 /// entries; the requests before it stay. `is_signalled`: the request generates a completion. A failed request
-/// always does. The queue entry and memory of an unsignalled request are free once a later signalled request
-/// has completed.
+/// always does. Entry and memory of an unsignalled request are free once a later signalled one has completed.
 ///
 /// With [`crate::Posting::List`], a full list of [`crate::LIST_BATCH`] requests is posted with its own
 /// doorbell when another request is added. Dropping the batch does not discard the requests of such a list.
@@ -184,8 +182,7 @@ impl<'a> SendBatch<'a> {
         }
         let first = list.link(count, self.queue.send_sge);
         let mut bad = ptr::null_mut();
-        // SAFETY: `self.queue` keeps the queue pair and its list alive; the call reads the list before it
-        // returns.
+        // SAFETY: `self.queue` keeps the queue pair and its list alive; the call reads it before it returns.
         let returned = unsafe { sys::ibv_post_send(raw, first, &raw mut bad) };
         let outcome = VerbsError::check(VERB_LIST, returned);
         self.failed = outcome.err();

@@ -43,8 +43,7 @@ impl Drop for ChannelInner {
     }
 }
 
-/// An event channel: reports the events of its identifiers. The descriptor is readable while an event is
-/// pending.
+/// An event channel: reports the events of its identifiers. Its descriptor is readable while one is pending.
 #[derive(Debug)]
 pub struct CmChannel {
     pub(crate) inner: Arc<ChannelInner>,

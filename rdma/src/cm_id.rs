@@ -103,8 +103,7 @@ unsafe impl Send for IdInner {}
 unsafe impl Sync for IdInner {}
 
 impl IdInner {
-    /// Calls `call` with the identifier under its channel's lock, so that no other thread reads its events
-    /// meanwhile.
+    /// Calls `call` with the identifier under its channel's lock: no other thread reads its events meanwhile.
     pub(crate) fn with<R>(&self, call: impl FnOnce(*mut sys::rdma_cm_id) -> R) -> R {
         let channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
         let _lock = channel.lock();
@@ -133,8 +132,7 @@ impl IdInner {
             return Ok(());
         }
         let from = Arc::clone(&channel);
-        // The channels are locked in the order of their addresses, so that two concurrent migrations cannot
-        // deadlock.
+        // Channels are locked in the order of addresses, so that two migrations cannot deadlock.
         let is_first = Arc::as_ptr(&from) < Arc::as_ptr(to);
         let (first, second) = if is_first { (&from, to) } else { (to, &from) };
         let (_first, _second) = (first.lock(), second.lock());
@@ -203,8 +201,7 @@ impl CmId {
     }
 
     /// Binds the identifier to `address`; [`CmId::listen`] listens there. An IPv6 address does not include
-    /// IPv4, so both can be bound to the same port. With port 0 the kernel selects a free port, see
-    /// [`CmId::local_address`].
+    /// IPv4, so both can be bound to the same port. Port 0: the kernel selects, see [`CmId::local_address`].
     ///
     /// # Errors
     /// The address is in use, or no RDMA device has it.
@@ -319,12 +316,10 @@ impl CmId {
         QueuePair::new(&self.inner, device, config)
     }
 
-    /// Connects, after the route is resolved. Ends in `Established`, `Rejected`, `Unreachable` or
-    /// `ConnectError`.
+    /// Connects over the resolved route. Ends in `Established`, `Rejected`, `Unreachable` or `ConnectError`.
     ///
     /// # Errors
-    /// The identifier has no queue pair, there is too much private data, or more READs than the device
-    /// supports.
+    /// There is no queue pair, too much private data, or more READs than the device supports.
     pub fn connect(&self, parameters: &ConnectParams<'_>) -> Result<(), VerbsError> {
         const VERB: &str = "rdma_connect";
         let mut parameters = parameters.raw(VERB)?;

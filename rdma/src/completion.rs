@@ -60,8 +60,7 @@ pub struct WorkCompletion {
     pub bytes: u32,
     /// Number of the queue pair: [`crate::QueuePair::number`].
     pub queue_pair: u32,
-    /// Value of the peer's [`crate::Operation::WriteWithImmediate`] that consumed this receive; otherwise
-    /// `None`.
+    /// Value of the [`crate::Operation::WriteWithImmediate`] that consumed this receive; otherwise `None`.
     pub immediate: Option<u32>,
 }
 
@@ -282,8 +281,7 @@ impl CompletionQueue {
         self.is_broken = true;
     }
 
-    /// Returns true after a failed poll or [`CompletionQueue::set_broken`]: the queue pairs that use the
-    /// queue must be closed.
+    /// Returns true after a failed poll or [`CompletionQueue::set_broken`]: its queue pairs must be closed.
     #[must_use]
     pub fn is_broken(&self) -> bool {
         self.is_broken

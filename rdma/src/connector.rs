@@ -39,8 +39,7 @@ impl Step {
 
 /// What a step of a [`Connector`] has come to.
 pub enum Progress<'a> {
-    /// The route is resolved. The caller creates the queue pair of the identifier, on this device, and calls
-    /// [`CmId::connect`].
+    /// The route is resolved. The caller creates the queue pair, on this device, and calls [`CmId::connect`].
     Routed(&'a CmId, Arc<Device>),
     /// The connection is established; the event has the peer's private data. The channel reports the events
     /// of this identifier only.

@@ -28,8 +28,7 @@ pub struct DeviceLimits {
     pub send_wr: u32,
     /// Maximum segments of a work request (`max_sge`).
     pub sge: u32,
-    /// Maximum segments of a READ: `max_sge_rd`, but at most `sge`; `sge` if the device reports 0. Can be 1
-    /// on iWARP.
+    /// Maximum segments of a READ: `max_sge_rd`, but at most `sge`; `sge` if that is 0. Can be 1 on iWARP.
     pub sge_read: u32,
     /// Maximum work requests in a shared receive queue (`max_srq_wr`).
     pub srq_wr: u32,
@@ -108,8 +107,7 @@ pub enum AsyncEvent {
         serial: usize,
     },
     /// IBV_EVENT_QP_LAST_WQE_REACHED: a queue pair in the error state consumes no more receives of its shared
-    /// receive queue. Those already consumed have completed or will complete. Some devices do not report this
-    /// event.
+    /// receive queue. Those already consumed have completed or will complete. Not reported by all devices.
     QueuePairDrained {
         /// As [`crate::QueuePair::number`].
         number: u32,
@@ -185,8 +183,7 @@ pub struct Device {
     limits: DeviceLimits,
     is_soft_roce: bool,
     serial: u64,
-    /// Path and inode of the device's entry in /sys/class/infiniband_verbs. `None`: there was no entry when
-    /// the device was opened.
+    /// Path and inode of the device's entry in /sys/class/infiniband_verbs. `None`: none when it was opened.
     verbs_entry: Option<(PathBuf, u64)>,
     is_lost: AtomicBool,
     /// The device has refused relaxed ordering.
@@ -214,8 +211,7 @@ unsafe impl Sync for Device {}
 const IB_CLASS_DIR: &str = "/sys/class/infiniband";
 /// RDMA devices with a user-space interface (`ib_uverbs`).
 const VERBS_CLASS_DIR: &str = "/sys/class/infiniband_verbs";
-/// Inodes in /sys/class/infiniband of all devices opened so far. A device that is removed and added again has
-/// a new inode.
+/// Inodes in /sys/class/infiniband of all devices opened so far. A device that comes back has a new inode.
 static OPENED_INODES: Mutex<Vec<u64>> = Mutex::new(Vec::new());
 /// Open devices. [`Device::find`] returns the existing [`Device`] of a context instead of a second one.
 static OPEN_DEVICES: Mutex<Vec<Weak<Device>>> = Mutex::new(Vec::new());
@@ -224,8 +220,7 @@ impl Device {
     /// Returns all devices that can be opened, as [`Device::find`]; none on a machine without RDMA.
     ///
     /// # Errors
-    /// The errors of [`Device::find`]. If no device is open and some could not be opened, the error of the
-    /// first of those.
+    /// The errors of [`Device::find`]. If no device could be opened, the error of the first.
     pub fn all() -> Result<Vec<Arc<Device>>, VerbsError> {
         let Found { devices, failed } = Device::find()?;
         match failed.first() {
@@ -338,16 +333,14 @@ impl Device {
         self.is_strict.store(true, Ordering::Relaxed);
     }
 
-    /// Returns the serial number, unique in the process. A device that is closed and opened again has a new
-    /// one.
+    /// Returns the serial number, unique in the process. A device that is opened again has a new one.
     #[must_use]
     pub fn serial(&self) -> u64 {
         self.serial
     }
 
-    /// Marks the device as lost: removed or failed, and not to be used any more. Returns true on the first
-    /// call only. The device is closed when the last reference to it is dropped; after that [`Device::find`]
-    /// may open it again.
+    /// Marks the device as lost: removed or failed, and not to be used any more. True on the first call. The
+    /// drop of the last reference closes it; after that [`Device::find`] may open it again.
     ///
     /// librdmacm never closes the context of a machine's only device. The soft-RoCE driver of the kernel
     /// cannot remove a device in use: it blocks the removing process until the context is closed. So the drop
@@ -387,8 +380,7 @@ impl Device {
 
     /// Returns true for the kernel's soft-RoCE (rxe), which is used for tests. Its queue pairs use
     /// [`crate::Posting::List`] by default: with rdma-core 44, its `ibv_wr_set_sge_list` treats all segments
-    /// as if they were as long as the first. Its source, in the version that was read, also miscounts a full
-    /// queue.
+    /// as if they were as long as the first. Its source also miscounts a full queue.
     #[must_use]
     pub fn is_soft_roce(&self) -> bool {
         self.is_soft_roce
@@ -407,8 +399,7 @@ impl Device {
         unsafe { BorrowedFd::borrow_raw((*self.context.0).async_fd) }
     }
 
-    /// Reads and acknowledges the next pending event of the device. `None`: no event is pending, or the read
-    /// failed. Does not block.
+    /// Reads and acknowledges the next pending event of the device. `None`: none is pending, or an error.
     #[must_use]
     pub fn next_async_event(&self) -> Option<AsyncEvent> {
         let mut event = MaybeUninit::<sys::ibv_async_event>::zeroed();
@@ -493,8 +484,7 @@ impl ContextRef {
 
 impl Drop for ContextRef {
     fn drop(&mut self) {
-        // librdmacm has no call that releases one reference. `rdma_free_devices` releases those of a list,
-        // and frees the list.
+        // librdmacm has no call that releases one reference. `rdma_free_devices` releases those of a list.
         let bytes = 2 * size_of::<*mut sys::ibv_context>();
         // SAFETY: the allocation has room for two pointers and is checked for null; the list ends with null
         // as the library requires, and the library frees it.

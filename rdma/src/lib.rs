@@ -16,8 +16,7 @@
 //!
 //! **Threads.** Objects of one core are `Send`, not `Sync`: queue pair, completion queue, shared receive
 //! queue, identifier, channels. Devices and memory regions are shared. An identifier and the channel that
-//! reports its events may be used on different threads: both lock the channel, in calls of the control path
-//! only.
+//! reports its events may be used on different threads: both lock the channel, off the data path.
 //!
 //! **The caller's duty.** A work request names memory by address and key. The device checks keys: it accesses
 //! only memory that a live [`MemoryRegion`] covers, which keeps that memory mapped. But the accesses are

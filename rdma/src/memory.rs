@@ -80,8 +80,7 @@ const _: () = assert!(
 
 /// A registration of memory with a device. Dropping the region deregisters the memory.
 ///
-/// While a work request or a peer refers to the memory, the caller's duty in the crate's documentation
-/// applies.
+/// While a work request or a peer refers to the memory, the caller's duty (see the crate) applies.
 #[derive(Debug)]
 pub struct MemoryRegion {
     raw: *mut sys::ibv_mr,

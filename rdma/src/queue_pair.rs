@@ -168,15 +168,13 @@ impl QueuePair {
         Err(outcome.err().unwrap_or(VerbsError::new(VERB, libc::EINVAL)))
     }
 
-    /// Returns the queue pair number (QPN) in completions and events; unique among the existing queue pairs
-    /// of the device.
+    /// Returns the queue pair number (QPN) in completions and events; unique on the device.
     #[must_use]
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// Returns the serial in events, which no other queue pair of this process ever has. A number is used
-    /// again.
+    /// Returns the serial in events, never used again in this process, unlike a number.
     #[must_use]
     pub fn serial(&self) -> usize {
         self.serial
@@ -224,8 +222,7 @@ impl QueuePair {
         unsafe { receive::post_own(self.raw, id, segments, self.recv_sge) }
     }
 
-    /// Posts receives of one segment each to the queue pair's own receive queue, with one doorbell for every
-    /// 32.
+    /// Posts receives of one segment each to its own receive queue, with one doorbell for every 32.
     ///
     /// # Errors
     /// The queue pair has a shared receive queue, or its own receive queue is full. The receives before the
@@ -259,8 +256,7 @@ impl QueuePair {
         self.modify(mask, |attributes| attributes.min_rnr_timer = code)
     }
 
-    /// Moves the queue pair to the error state: outstanding work requests, and those posted later, complete
-    /// as flushed.
+    /// Moves the queue pair to the error state: outstanding and later work requests complete as flushed.
     pub fn set_error(&mut self) -> Result<(), VerbsError> {
         let mask = sys::ibv_qp_attr_mask::IBV_QP_STATE;
         self.modify(mask, |attributes| attributes.qp_state = sys::ibv_qp_state::IBV_QPS_ERR)
@@ -275,8 +271,7 @@ impl QueuePair {
         // SAFETY: `ibv_qp_attr` contains only integers, for which zero is valid.
         let mut attributes: sys::ibv_qp_attr = unsafe { mem::zeroed() };
         set(&mut attributes);
-        // Aborts a batch that was leaked by `mem::forget`: such a batch still holds the lock of the send
-        // queue.
+        // Aborts a batch leaked by `mem::forget`, which still holds the lock of the send queue.
         drop(self.batch());
         let mask = mask.0.cast_signed();
         // SAFETY: `self` owns the queue pair; the attributes outlive the call.
@@ -357,8 +352,7 @@ unsafe fn create(
     Ok((unsafe { (*id).qp }, attributes.cap))
 }
 
-/// Returns the extended interface of a queue pair. `None`: it has none, or lacks an `ibv_wr_*` call that
-/// [`SendBatch`] uses.
+/// Returns the extended interface of a queue pair. `None`: it has none, or lacks a call of [`SendBatch`].
 fn extended(raw: *mut sys::ibv_qp) -> Option<*mut sys::ibv_qp_ex> {
     // SAFETY: `raw` was just created; the result is null if the queue pair has no extended interface.
     let extended = unsafe { sys::ibv_qp_to_qp_ex(raw) };

@@ -35,8 +35,7 @@ impl Drop for SharedInner {
     }
 }
 
-/// A shared receive queue (SRQ). The completion of a receive contains the number of the queue pair that
-/// received the message.
+/// A shared receive queue (SRQ). A completion contains the number of the queue pair that received.
 #[derive(Debug)]
 pub struct SharedReceiveQueue {
     pub(crate) inner: Arc<SharedInner>,
@@ -105,8 +104,7 @@ impl SharedReceiveQueue {
     /// Posts a receive with the segments of its buffer. Its completion contains `id`.
     ///
     /// # Errors
-    /// Nothing was posted: the queue is full, or there are more segments than the queue was created for
-    /// (EINVAL).
+    /// Nothing was posted: the queue is full, or there are more segments than it was created for (EINVAL).
     #[inline]
     pub fn post(&self, id: u64, segments: &[Sge]) -> Result<(), VerbsError> {
         let mut request = receive_request(id, segments, self.sge, VERB_SHARED)?;
@@ -118,8 +116,7 @@ impl SharedReceiveQueue {
         })
     }
 
-    /// Posts receives of one segment each, up to [`RECEIVES_BATCH`] with one call. The completion of each
-    /// contains its id.
+    /// Posts receives of one segment, up to [`RECEIVES_BATCH`] per call. Completions contain their ids.
     ///
     /// # Errors
     /// The queue is full. The receives before the failed one are posted.
@@ -135,8 +132,7 @@ impl SharedReceiveQueue {
 const VERB_SHARED: &str = "ibv_post_srq_recv";
 const VERB_OWN: &str = "ibv_post_recv";
 
-/// Posts a receive to a queue pair's own receive queue. EINVAL if there are more segments than
-/// `segments_max`.
+/// Posts a receive to a queue pair's own queue. EINVAL if there are more segments than `segments_max`.
 ///
 /// # Safety
 /// The queue pair exists.

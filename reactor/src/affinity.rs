@@ -43,8 +43,7 @@ fn current_cores() -> Vec<usize> {
 static POLLED: RwLock<Vec<usize>> = RwLock::new(Vec::new());
 
 /// Excludes `cores`, on which threads poll, from the affinity of the calling thread and of threads that it
-/// starts later. If no other core is left, the affinity does not change. `cores` replaces those of an earlier
-/// call.
+/// starts later. The affinity stays if no other core is left. `cores` replaces those of an earlier call.
 pub fn leave_to_pollers(cores: &[usize]) {
     *POLLED.write().unwrap_or_else(PoisonError::into_inner) = cores.to_vec();
     let others = cores_without_pollers();
@@ -79,8 +78,7 @@ pub fn pin_current_thread(core: usize) -> Result<(), AffinityError> {
     set_affinity(&[core]).map_err(|_| AffinityError::Refused { core })
 }
 
-/// Returns the memory node (NUMA) of the processor on which the calling thread runs now. `None` where
-/// getcpu(2) fails.
+/// Returns the memory node (NUMA) on which the calling thread runs now. `None` where getcpu(2) fails.
 #[must_use]
 pub fn current_node() -> Option<u32> {
     let mut node: libc::c_uint = 0;

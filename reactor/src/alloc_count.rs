@@ -29,8 +29,7 @@ thread_local! {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CountingAllocator;
 
-/// Returns the count of allocations of the calling thread; 0 where [`CountingAllocator`] is not the global
-/// allocator.
+/// Returns the count of allocations of the calling thread; 0 without [`CountingAllocator`].
 #[must_use]
 pub fn allocations_here() -> u64 {
     ALLOCATIONS.with(Cell::get)

@@ -1,7 +1,6 @@
 //! Time: [`Nanos`] since an unspecified start for deadlines and latencies, and the wall clock for logs.
 //!
-//! Protocol code takes a `Nanos` as an argument and never reads the clock, so that a simulator can supply the
-//! time.
+//! Protocol code takes a `Nanos` as an argument and never reads the clock: a simulator supplies the time.
 
 use std::fmt;
 use std::ops::{Add, AddAssign, Sub};
@@ -114,8 +113,7 @@ impl Clock {
     }
 }
 
-/// Returns the milliseconds since 1970-01-01 UTC, the unit of NVMe timestamps and logs; 0 when the clock is
-/// before that.
+/// Returns the milliseconds since 1970-01-01 UTC, as in NVMe timestamps; 0 when the clock is before that.
 #[must_use]
 pub fn wall_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -1,5 +1,4 @@
-//! Mailboxes between cores: a bounded queue from every core to every core, and a queue to every core for all
-//! other threads.
+//! Mailboxes between cores: bounded queues from every core, and from all other threads, to every core.
 //!
 //! What it is: messages are moved, not copied. If a queue is full, the sender gets the message back. A core
 //! that polls checks for mail with one relaxed load. A sleeping core is woken by the sender, which makes a
@@ -28,8 +27,7 @@ use crate::net::Waker;
 /// Queues to one core. On cache lines of its own, as the core reads `has_mail` in every turn.
 #[repr(align(128))]
 struct Inbox<M> {
-    /// Set after a push. The receiving core clears the flag when it has found the queues empty, and then
-    /// checks the queues again.
+    /// Set after a push. The receiver clears the flag when the queues are empty, and then checks them again.
     has_mail: AtomicBool,
     is_asleep: AtomicBool,
     waker: Waker,
@@ -81,8 +79,7 @@ impl<M> Clone for Remote<M> {
     }
 }
 
-/// Creates a mailbox for each of `cores` cores. Each sender has a queue of `capacity` messages to each
-/// receiver.
+/// Creates a mailbox for each of `cores` cores. Each queue has room for `capacity` messages.
 ///
 /// # Errors
 /// The error of [`Waker::new`].
@@ -115,8 +112,7 @@ impl<M: Send> Mailbox<M> {
         self.inboxes.len()
     }
 
-    /// Returns a sender for threads that are not cores. [`Mailbox::receive`] returns its messages with sender
-    /// `cores()`.
+    /// Returns a sender for threads that are not cores. Its messages have the sender `cores()`.
     #[must_use]
     pub fn remote(&self) -> Remote<M> {
         Remote { inboxes: Arc::clone(&self.inboxes) }
@@ -159,8 +155,7 @@ impl<M: Send> Mailbox<M> {
     }
 
     /// Announces that this core is about to wait for its [`Mailbox::waker`]. Returns false when there is
-    /// mail: do not wait. After true, wait, and call [`Mailbox::end_sleep`] afterwards, whatever ended the
-    /// wait.
+    /// mail: do not wait. After true, wait, then call [`Mailbox::end_sleep`], whatever ended it.
     #[must_use]
     pub fn prepare_sleep(&mut self) -> bool {
         let inbox = &self.inboxes[self.core];

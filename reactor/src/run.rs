@@ -1,5 +1,4 @@
-//! [`Reactor`]: the loop of one core, with its descriptors, mailbox, time and idle behaviour. [`Poller`]s do
-//! the work.
+//! [`Reactor`]: the loop of one core: descriptors, mailbox, time and idle behaviour. [`Poller`]s do the work.
 //!
 //! ```text
 //!   turn:  time ─> Shared::begin_turn
@@ -74,8 +73,7 @@ pub trait Poller<S, M> {
         false
     }
 
-    /// Returns true when the core may sleep: all pending work of the poller wakes the core by a descriptor or
-    /// a message.
+    /// Returns true when the core may sleep: a descriptor or a message wakes it for all work of the poller.
     fn is_quiet(&self, _shared: &S) -> bool {
         true
     }
@@ -135,8 +133,7 @@ impl<M: Send> Turn<'_, M> {
         (0..self.cores()).filter(|to| *to != own).for_each(|to| self.send(to, message()));
     }
 
-    /// Returns true while the backlog is empty. While it is not empty, a poller that can keep messages itself
-    /// sends none.
+    /// Returns true while the backlog is empty. Otherwise a poller that can keep messages sends none.
     #[must_use]
     pub fn has_room(&self) -> bool {
         self.backlog.is_empty()
@@ -157,7 +154,6 @@ pub enum Idle {
 const SLEEP_MAX: Duration = Duration::from_millis(50);
 /// Interval of descriptor polls while a poller is active, so that the system calls take little of its time.
 const DESCRIPTOR_POLL_PERIOD: Nanos = Nanos::from_us(20);
-/// Maximum number of ready descriptors of one poll.
 const READY_MAX: usize = 256;
 /// Width of the poller's own key, the low bits of an epoll key. The bits above are the index of the poller.
 const KEY_BITS: u32 = 32;
@@ -176,7 +172,6 @@ pub struct Reactor<M> {
     backlog: VecDeque<(usize, M)>,
     idle: Idle,
     last_work: Nanos,
-    /// Time at which the current turn began.
     began: Nanos,
     /// Parts of the current turn that had work.
     parts: Parts,
@@ -223,8 +218,7 @@ impl<M: Send> Reactor<M> {
         &self.turns
     }
 
-    /// Runs turns until [`Shared::is_done`] returns true or `stop` is set, then calls [`Poller::flush`] of
-    /// each poller.
+    /// Runs turns until [`Shared::is_done`] or `stop`, then calls [`Poller::flush`] of each poller.
     pub fn run<S: Shared>(
         &mut self,
         shared: &mut S,
@@ -251,8 +245,7 @@ impl<M: Send> Reactor<M> {
         self.flush(shared, pollers, now);
     }
 
-    /// Runs one turn. Returns true when there was mail, a ready descriptor, or a poller whose `poll` had
-    /// work.
+    /// Runs one turn. Returns true when there was mail, a ready descriptor, or work of a poller.
     pub fn turn<S: Shared>(&mut self, shared: &mut S, pollers: &mut [Box<dyn Poller<S, M>>]) -> bool {
         let now = self.begin_turn(shared);
         (self.began, self.parts) = (now, Parts::default());

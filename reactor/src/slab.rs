@@ -2,8 +2,7 @@
 //!
 //! What it is: a table of `capacity` entries. The memory is allocated once; an entry is touched at its first
 //! use. A [`Slot`] identifies an entry *and* the generation of its value. Removing a value changes the
-//! generation, so that a slot which is used too late (by a peer, a device, a timer) finds nothing instead of
-//! another value.
+//! generation, so that a slot used too late (by a peer, a device, a timer) finds nothing.
 //!
 //! ```text
 //!   Slot = 0 (1) | generation (15) | index (16)
@@ -21,7 +20,6 @@ use std::fmt;
 /// Largest capacity of a slab.
 pub const SLAB_ENTRIES_MAX: usize = 65_535;
 
-/// Largest generation of a value.
 const GENERATION_MAX: u16 = 0x7fff;
 
 /// End of the free list.
@@ -35,16 +33,14 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// Returns the index of the entry. Slots of one index differ in their generations; at most one of them is
-    /// valid.
+    /// Returns the index of the entry. At most one of an index's slots is valid.
     #[inline]
     #[must_use]
     pub const fn index(self) -> usize {
         self.index as usize
     }
 
-    /// Encodes the slot in 32 bits, for a field that a peer or device echoes. Bit 31 of a slot that a slab
-    /// returned is 0.
+    /// Encodes the slot in 32 bits, for a field that a peer or device echoes. Bit 31 of a slab's slot is 0.
     #[inline]
     #[must_use]
     pub const fn to_wire(self) -> u32 {
@@ -194,8 +190,7 @@ impl<T> Slab<T> {
         Some(value)
     }
 
-    /// Returns the slot of the value in entry `index`; `None` when it has none. For loops that change the
-    /// slab.
+    /// Returns the slot of the value in entry `index`, if any. For loops that change the slab.
     #[inline]
     #[must_use]
     pub fn slot_at(&self, index: usize) -> Option<Slot> {

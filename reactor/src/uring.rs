@@ -15,8 +15,7 @@
 //! refuses that (locked memory is limited without privilege), the ring works without registration.
 //!
 //! A polled ring (IOPOLL) polls the device for completions in every [`Ring::poll`], and the device sends no
-//! interrupts. A polled ring for files does only reads and writes, with O_DIRECT, on block devices with poll
-//! queues.
+//! interrupts. For files it does only reads and writes, with O_DIRECT, on block devices with poll queues.
 //!
 //! What it does not do: it does not order operations. A flush covers only the writes that have *completed*
 //! before the flush was queued.
@@ -50,8 +49,7 @@ pub use pass::{PassCommand, PassDone, PassError, PassRing};
 
 /// Maximum number of operations in flight.
 pub const RING_ENTRIES_MAX: u32 = 4096;
-/// Maximum number of retries of an operation after EINTR or EAGAIN. After these, the error is the operation's
-/// result.
+/// Maximum number of retries of an operation after EINTR or EAGAIN, before it fails with the error.
 const RETRIES_MAX: u8 = 16;
 
 /// A completed operation.
@@ -74,14 +72,12 @@ pub struct Ring<D: Device> {
     vectors: Box<[Vec<libc::iovec>]>,
     device: D,
     pieces: Pieces,
-    /// Keeps the registered memory mapped, so that no other memory gets an address in `pieces` while the ring
-    /// lives.
+    /// Keeps the registered memory mapped, so that no other memory gets an address in `pieces`.
     _pool: Option<Pool>,
     /// True while entries are queued that the kernel has not consumed yet.
     is_queued: bool,
     /// True while the ring is being dropped: no operation is queued again.
     is_draining: bool,
-    /// True when the device is polled for completions (IOPOLL).
     is_polled: bool,
 }
 
@@ -105,8 +101,7 @@ impl<D: Device> Ring<D> {
         })
     }
 
-    /// Returns the count of operations that [`Ring::poll`] has not passed on as completed, queued ones
-    /// included.
+    /// Returns the count of operations not passed on by [`Ring::poll`] yet, queued ones included.
     #[inline]
     #[must_use]
     pub fn in_flight(&self) -> usize {
@@ -171,8 +166,7 @@ impl<D: Device> Ring<D> {
         self.run_kernel_work();
         let mut count = 0;
         for _ in 0..self.flights.capacity() {
-            // Entries are read one at a time. If `each` panics, the others are still in the queue for the
-            // drop.
+            // Entries are read one at a time: if `each` panics, the others remain for the drop.
             let Some(entry) = self.ring.completion().next() else { break };
             let entry: cqueue::Entry = entry.into();
             if let Some(completion) = self.on_result(entry.user_data(), entry.result()) {
@@ -231,8 +225,7 @@ impl<D: Device> Drop for Ring<D> {
         self.is_draining = true;
         while !self.flights.is_empty() {
             if self.wait().is_err() {
-                // The ring is broken. Memory that the kernel may still write to is leaked, so that it is
-                // never reused.
+                // The ring is broken. Memory that the kernel may still write to is leaked, never reused.
                 std::mem::forget(std::mem::replace(&mut self.flights, Slab::with_capacity(0)));
                 std::mem::forget(std::mem::take(&mut self.vectors));
                 return;
@@ -267,8 +260,7 @@ fn enter(ring: &Submitter<'_>, want: usize) -> io::Result<()> {
 }
 
 /// Creates the kernel's table for the memory of `pool`, with no memory registered yet. Returns the pieces,
-/// and `pool` for the ring to keep. If the kernel refuses the table, the pieces are empty and the pool is
-/// `None`.
+/// and `pool` for the ring to keep. If the kernel refuses it, there are no pieces and no pool.
 fn register_pool(ring: &Submitter<'_>, pool: &Pool) -> (Pieces, Option<Pool>) {
     let zones = pool.zone_ranges().map(|(addr, bytes, buffer)| (addr.as_ptr() as usize, bytes, buffer));
     let pieces = Pieces::new(zones);
@@ -280,8 +272,7 @@ fn register_pool(ring: &Submitter<'_>, pool: &Pool) -> (Pieces, Option<Pool>) {
 }
 
 /// Returns the index of the registered piece with the memory at `addr`, which is in the pool's `zone`.
-/// Registers the piece at its first use. `None` when the kernel refuses that, or the memory is not of the
-/// ring's pool.
+/// Registers the piece at its first use. `None`: the kernel refuses that, or it is not of the ring's pool.
 #[inline]
 fn registered(ring: &Submitter<'_>, pieces: &mut Pieces, addr: usize, zone: u8) -> Option<u16> {
     match pieces.location_of(addr, zone) {

@@ -33,7 +33,6 @@ struct ActiveNamespace {
     was_busy: bool,
 }
 
-/// Active namespaces of one core.
 pub(crate) struct Busy {
     core: usize,
     active: Vec<ActiveNamespace>,

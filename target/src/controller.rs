@@ -214,8 +214,7 @@ impl fmt::Debug for Controller {
 }
 
 impl Controller {
-    /// Bytes of memory of a controller with a full error log, without the Error Recovery values of
-    /// namespaces.
+    /// Bytes of a controller with a full error log, without the Error Recovery values of namespaces.
     pub(crate) fn bytes() -> usize {
         size_of::<Controller>() + size_of::<ControllerShared>() + error_log::memory_bytes()
     }

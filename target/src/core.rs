@@ -321,8 +321,7 @@ impl<T: Transport> TargetCore<T> {
         }
     }
 
-    /// As [`TargetCore::with_qpair`], for actions that read no events of the transport and so do not see
-    /// `Closed`.
+    /// As [`TargetCore::with_qpair`], for actions that read no events and so do not see `Closed`.
     fn with_open_qpair(&mut self, id: ConnectionId, act: impl FnOnce(&mut Qpair<T>, &mut Env)) {
         self.with_qpair(id, |qpair, env| {
             act(qpair, env);

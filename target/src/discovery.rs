@@ -89,8 +89,7 @@ pub fn log(snapshot: &Snapshot, peer: &Peer, host: &Nqn) -> Arc<[u8]> {
     log
 }
 
-/// Builds the log, with the address of each entry at which this host can connect. Omits entries without such
-/// an address.
+/// Builds the log, with the address of each entry at which this host can connect. Omits others.
 fn build(snapshot: &Snapshot, peer: &Peer, host: &Nqn) -> Arc<[u8]> {
     let mut log = vec![0; DISCOVERY_ENTRY_BYTES];
     let mut records = 0;
@@ -118,9 +117,8 @@ pub fn differs(old: &Snapshot, new: &Snapshot, host: &Nqn) -> bool {
 
 /// All entries for `host`, in order, with the configured addresses.
 fn entries<'a>(snapshot: &'a Snapshot, host: &'a Nqn) -> impl Iterator<Item = Entry<'a>> {
-    // All listeners reach the same service, and persistent connections are allowed on each. The entries are
-    // the same on each listener, except entries with an unspecified address if listeners have both address
-    // families.
+    // All listeners reach the same service, and persistent connections are allowed on each. Entries are the
+    // same on each, except those with an unspecified address if there are both address families.
     let is_for_all = |listener: &Listener| {
         let is_v4 = listener.address.is_ipv4();
         !listener.address.ip().is_unspecified()
@@ -172,8 +170,7 @@ fn from_referral(referral: &Referral) -> Entry<'_> {
 fn encode(entry: &Entry<'_>) -> DiscoveryLogEntry {
     let address = entry.address;
     let treq =
-        // "Secure channel not required" also applies, but nvme-cli treats both bits together as a demand for
-        // TLS.
+        // "Secure channel not required" also applies, but nvme-cli takes both bits as a demand for TLS.
         Treq::new().with_sq_flow_control_disable(true);
     DiscoveryLogEntry {
         trtype: transport_type(entry.transport),
@@ -200,8 +197,7 @@ pub(crate) fn transport_type(transport: TransportKind) -> TransportType {
     }
 }
 
-/// Capacity for an address or a port. The longest, an IPv6 address with an embedded IPv4 address, has 45
-/// bytes.
+/// Capacity for an address or a port. The longest, an IPv6 address with an embedded IPv4, has 45 bytes.
 const TEXT_BYTES: usize = 64;
 
 /// Formats a text as a field padded with spaces.
@@ -214,8 +210,7 @@ fn padded<const N: usize>(text: fmt::Arguments<'_>) -> [u8; N] {
 
 /// Transport specific address subtype (TSAS): all zero for TCP without TLS; connection type for RDMA.
 fn tsas(transport: TransportKind) -> [u8; 256] {
-    /// RDMA_QPTYPE 1: connected and reliable. RDMA_PRTYPE 1: no provider given. RDMA_CMS 1: connections by
-    /// RDMA_IP_CM.
+    /// RDMA_QPTYPE 1: connected and reliable. RDMA_PRTYPE 1: no provider given. RDMA_CMS 1: RDMA_IP_CM.
     const ONE: u8 = 1;
     let mut field = [0; 256];
     match transport {

@@ -98,8 +98,7 @@ pub struct Env {
     pub admin_pool: Pool,
     /// This core's disks, by [`DiskId`]; `None`: removed, or could not be opened.
     pub disks: Vec<Option<Box<dyn DiskChannel>>>,
-    /// Messages with the index of the receiving core, which may be this core. Drained by this core and its
-    /// shell.
+    /// Messages with the index of the receiving core, maybe this one. Drained by this core and its shell.
     pub outbox: VecDeque<(usize, Message)>,
     /// Log entries, drained by the app.
     pub notices: Notices,
@@ -116,8 +115,7 @@ pub struct Env {
     pub(crate) claimants: Claimants,
     /// Hosts whose requests had claims at this timer check and at the one before.
     pub(crate) starved: Claimants,
-    /// Holder in the admin pool of the buffers for data of Connect that is not sent yet; the same for all
-    /// connections.
+    /// Holder in the admin pool of buffers for data of Connect that is not sent yet; one for all connections.
     pub(crate) unconnected_holder: ConnectionId,
     /// True if an admin or Connect command got no buffer in this timer period: those that keep one have
     /// shorter time-outs.
@@ -140,7 +138,6 @@ pub struct Env {
     pub(crate) done: Vec<Done>,
     /// Commands at disks whose queue pair has ended.
     pub(crate) orphaned_commands: OrphanedCommands,
-    /// Measures the busy time of namespaces.
     pub(crate) busy: Busy,
 }
 
@@ -184,8 +181,7 @@ impl Env {
         self.disks.get(disk)?.as_deref()
     }
 
-    /// Cancels the disk commands of an ended queue pair. Returns the number of completions to come. May be
-    /// called again.
+    /// Cancels the disk commands of an ended queue pair. Returns the completions to come. May be repeated.
     #[cold]
     pub(crate) fn cancel_commands_of(&mut self, qpair: ConnectionId) -> usize {
         self.disks.iter_mut().flatten().map(|disk| disk.cancel_owner(owner(qpair))).sum()

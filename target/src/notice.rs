@@ -88,8 +88,7 @@ pub enum Notice {
         /// The time-out that was granted, in ms.
         timeout_ms: u32,
     },
-    /// An I/O queue was connected with another HOSTID than its controller's admin queue. At most one for each
-    /// controller.
+    /// An I/O queue has another HOSTID than its controller's admin queue. At most one for each controller.
     OtherHostId {
         /// HOSTNQN.
         host: Nqn,
@@ -110,8 +109,7 @@ pub enum Notice {
         host: Nqn,
         /// SUBNQN of the ended connection.
         subsystem: Nqn,
-        /// Number of commands that the disks have not completed: their last report less the completions
-        /// since.
+        /// Commands that the disks have not completed: their last report less the completions since.
         commands: usize,
     },
     /// A host has ended its former controllers (End Former Associations).

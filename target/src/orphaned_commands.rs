@@ -50,7 +50,6 @@ impl Orphan {
     }
 }
 
-/// Orphans of one core.
 #[derive(Default)]
 pub(crate) struct OrphanedCommands(Vec<Orphan>);
 
@@ -75,16 +74,14 @@ impl OrphanedCommands {
         self.0.push(Orphan { owner, commands, controller, qid, deadline, is_expired: false });
     }
 
-    /// Counts a command of `owner` that a disk has completed. True: it was the last known command of an
-    /// orphan.
+    /// Counts a command of `owner` that a disk has completed. True: it was an orphan's last known one.
     pub(crate) fn on_done(&mut self, owner: ConnectionId) -> bool {
         let Some(orphan) = self.0.iter_mut().find(|orphan| orphan.owner == owner) else { return false };
         orphan.commands = orphan.commands.saturating_sub(1);
         orphan.commands == 0
     }
 
-    /// Sets the number of commands of `owner` that the disks have left. With 0 the orphan is removed and
-    /// completed.
+    /// Sets the number of commands of `owner` that the disks have left. With 0 the orphan is over.
     pub(crate) fn set_commands(&mut self, owner: ConnectionId, commands: usize) {
         let Some(index) = self.0.iter().position(|orphan| orphan.owner == owner) else { return };
         if commands == 0 {

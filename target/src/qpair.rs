@@ -79,8 +79,7 @@ pub(crate) enum Role {
     /// The admin queue; it owns the controller.
     Admin(Box<Controller>),
     Io(IoRole),
-    /// The connection is closing; commands and data that arrive are discarded until the transport reports
-    /// `Closed`.
+    /// The connection is closing; commands and data are discarded until the transport reports `Closed`.
     Closing,
 }
 
@@ -112,8 +111,7 @@ pub struct Qpair<T: Transport> {
     sq_head: u16,
     entries: u16,
     is_sq_flow_off: bool,
-    /// Reads and Writes of more than this many bytes may be split into pieces of this size; `u32::MAX`: no
-    /// command is split.
+    /// Reads and Writes of more bytes than this may be split into pieces of this size; `u32::MAX`: none is.
     bulk_unit: u32,
     fused_first: Option<RequestId>,
     /// First half of a fused pair that the last timer check found without its second half, and its deadline.
@@ -132,8 +130,7 @@ pub struct Qpair<T: Transport> {
     pub(crate) admitted: Option<Admitted>,
     /// Data of the request in state `ConnectBlocked`.
     connect_blocked: Option<ConnectBlocked>,
-    /// Number of fast-path replies that are not sent yet. Their commands occupy entries of the queue, but no
-    /// slot of the slab.
+    /// Number of fast-path replies that are not sent yet. Their commands occupy queue entries, but no slot.
     fast_path_inflight: u32,
     pub(crate) is_send_ready: bool,
     /// The last `step` gave a command or a piece of one to a disk, and no disk has ended one since.
@@ -183,8 +180,7 @@ pub fn status_of(error: DiskError) -> Status {
 }
 
 impl<T: Transport> Qpair<T> {
-    /// Creates the queue pair of a connection accepted at `now`; Connect must succeed within
-    /// [`CONNECT_TIMEOUT`].
+    /// Creates the queue pair of a connection accepted at `now`; [`CONNECT_TIMEOUT`] starts now.
     #[must_use]
     pub fn new(transport: T, peer: Peer, now: Nanos) -> Self {
         Qpair {
@@ -383,8 +379,7 @@ impl<T: Transport> Qpair<T> {
         if request.pieces.unit > 0 && request.buf.is_some() {
             return self.begin_bulk(id, env, slot);
         }
-        // Without a buffer the disk was removed while the command waited, and `step_execute` fails the
-        // command.
+        // Without a buffer the disk was removed during the wait, and `step_execute` fails the command.
         if io.op.direction() == Direction::FromHost && request.buf.is_some() {
             self.fetch(slot);
         } else {
@@ -606,8 +601,7 @@ impl<T: Transport> Qpair<T> {
         self.finish(slot, status, result, None);
     }
 
-    /// Adds a record to the error log, or queues a message with the record to the admin core. False: the
-    /// record is dropped.
+    /// Adds a record to the error log, or sends it to the admin core. False: dropped.
     fn record_error(&mut self, env: &mut Env, record: ErrorRecord) -> bool {
         match &mut self.role {
             Role::Admin(controller) => controller.on_error(record),

@@ -192,8 +192,7 @@ impl ControllerShared {
         self.feature_bits.load(Ordering::Relaxed) & 1 != 0
     }
 
-    /// Sets whether I/O commands are accepted. Called when the controller is enabled, reset or shut down, or
-    /// has ended.
+    /// Sets whether I/O commands are accepted. Called at enable, reset, shutdown and end.
     pub fn set_ready(&self, is_ready: bool) {
         self.is_ready.store(is_ready, Ordering::Release);
     }
@@ -261,8 +260,7 @@ impl ControllerShared {
         self.connections.lock().push(connection);
     }
 
-    /// Indices of the cores that serve a queue of the controller; a core with several is returned several
-    /// times.
+    /// Indices of the cores with a queue of the controller; a core with several is returned several times.
     pub(crate) fn cores(&self) -> impl Iterator<Item = usize> {
         let cores: Vec<usize> = self.connections.lock().iter().map(|it| it.core).collect();
         cores.into_iter()
@@ -285,8 +283,7 @@ impl ControllerShared {
         }
     }
 
-    /// Removes the connection of I/O queue `qid`, which has ended with commands at a disk. The QID stays in
-    /// use.
+    /// Removes the connection of I/O queue `qid`, ended with commands at a disk. The QID stays in use.
     pub fn queue_orphaned(&self, qid: u16) {
         self.connections.lock().retain(|it| it.qid != qid);
         self.orphaned_queues.fetch_add(1, Ordering::AcqRel);
@@ -412,8 +409,7 @@ impl Passes {
 }
 
 /// All controllers of the process. Locked at Connect, End Former Associations, Identify (CNS 1Ch) and the end
-/// of a controller; in each timer period while a Connect or End Former Associations waits; and by operators'
-/// queries.
+/// of a controller; in each timer period while a Connect or End Former Associations waits; and by queries.
 #[derive(Default)]
 pub struct Registry {
     controllers: Lock<Vec<Arc<ControllerShared>>>,
@@ -445,7 +441,6 @@ pub trait OptimisticService: Send + Sync {
 }
 
 impl Registry {
-    /// Receive passes of the cores.
     pub(crate) fn passes(&self) -> &Passes {
         &self.passes
     }
@@ -515,8 +510,7 @@ impl Registry {
         (HOSTS_KEPT + 1..=u16::MAX).find(|own| controllers.iter().all(|it| it.client != *own)).unwrap_or(0)
     }
 
-    /// HOSTNQN and HOSTID of the hosts with client identifiers 1 to [`HOSTS_KEPT`], in order, connected or
-    /// not.
+    /// HOSTNQN and HOSTID of hosts with client identifiers 1 to [`HOSTS_KEPT`], in order, connected or not.
     #[must_use]
     pub fn hosts(&self) -> Vec<(Nqn, [u8; 16])> {
         self.hosts.lock().clone()

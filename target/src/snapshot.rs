@@ -192,8 +192,7 @@ pub struct ControllerLimits {
     pub discovery_keep_alive_ms: u32,
 }
 
-/// Keep-alive time-out of a discovery controller whose host requests none, of the specification (Base 2.0
-/// section 3.1.3.3).
+/// Keep-alive time-out of a discovery controller whose host requests none (Base 2.0 section 3.1.3.3).
 const DISCOVERY_KEEP_ALIVE_MS: u32 = 120_000;
 
 impl ControllerLimits {

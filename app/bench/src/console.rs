@@ -23,8 +23,7 @@ macro_rules! say {
 }
 
 /// Writes a line of a result to standard output. If the write fails, the process exits with status 1.
-/// Standard error then contains the reason (for example, a full file system), unless the reader has closed
-/// the pipe.
+/// Standard error then has the reason, unless the reader has closed the pipe.
 pub fn write_result(line: Arguments<'_>) {
     let Err(error) = writeln!(io::stdout(), "{line}") else { return };
     if error.kind() != io::ErrorKind::BrokenPipe {

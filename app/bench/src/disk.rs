@@ -318,8 +318,7 @@ impl Engine {
         })
     }
 
-    /// Warms up, measures for `time`, then waits for the outstanding commands, at most [`DRAIN_MAX`]. Fails
-    /// if any command failed.
+    /// Warms up, measures for `time`, then waits at most [`DRAIN_MAX`]. Fails if any command failed.
     fn measure(&mut self, time: Duration) -> Result<BenchResult, DiskBenchError> {
         let mut latency = Latencies::new();
         let mut now = Clock::now();

@@ -11,8 +11,7 @@
 //!   bench disk with several caches ───────────────────┴── sizes           the same, by cache size
 //! ```
 //!
-//! Latencies have three significant figures, from 1 ns to [`LATENCY_MAX`]; longer latencies count as
-//! [`LATENCY_MAX`].
+//! Latencies have three significant figures, from 1 ns to [`LATENCY_MAX`]; longer ones count as that.
 
 pub mod json;
 pub mod plot;

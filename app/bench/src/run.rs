@@ -99,7 +99,6 @@ pub enum BenchError {
     Plot(#[from] report::plot::PlotError),
 }
 
-/// Result of the measuring thread.
 #[derive(Debug)]
 struct Outcome {
     result: BenchResult,
@@ -249,7 +248,6 @@ fn outcome(
     Outcome { result, tally, extras, against: None }
 }
 
-/// Result of the load stage.
 #[derive(Debug)]
 struct Measured {
     elapsed: Duration,

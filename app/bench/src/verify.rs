@@ -17,10 +17,8 @@
 
 use spindle_nvme_initiator::Buf;
 
-/// Most blocks of a table.
 pub(super) const BLOCKS_MAX: u64 = 1 << 28;
-/// Flag in a generation: the block's content is unknown. The other bits are the last generation that a write
-/// used, 0 for none.
+/// Flag in a generation: the block's content is unknown. The other bits: last generation of a write; 0: none.
 const UNKNOWN: u32 = 1 << 31;
 /// Bytes of a word of the pattern.
 const WORD: usize = 8;
@@ -37,7 +35,6 @@ pub(super) struct Mismatch {
     offset: usize,
     /// First three words of the block that was read: LBA, generation and seed of its last write.
     found: [u64; 3],
-    /// Seed of this run.
     seed: u64,
 }
 
@@ -217,14 +214,12 @@ impl GenerationTable {
         self.users[unit] = 0;
         for index in unit * self.unit_blocks..(unit + 1) * self.unit_blocks {
             let next = self.next_generation(self.generations[index]);
-            // The generation of a failed write is not reused: its data could be mistaken for that of a later
-            // write.
+            // A failed write's generation is not reused: its data could be mistaken for a later write's.
             self.generations[index] = if has_succeeded { next } else { next | UNKNOWN };
         }
     }
 
-    /// Returns the generation of the write after `generation`; after none, the first generation. Wraps from
-    /// 2^31 - 1 to 1.
+    /// Returns the generation after `generation`; after none, the first. Wraps from 2^31 - 1 to 1.
     fn next_generation(&self, generation: u32) -> u32 {
         match generation & !UNKNOWN {
             0 => self.first_generation,

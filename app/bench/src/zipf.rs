@@ -11,11 +11,9 @@ use super::random::Random;
 pub struct Zipf {
     units: u64,
     exponent: f64,
-    /// Bounds of the uniform draw: [`area`] at 1.5 less 1 (the weight of rank 1), and [`area`] at `units` +
-    /// 0.5.
+    /// Bounds of the draw: [`area`] at 1.5 less 1 (the weight of rank 1), and [`area`] at `units` + 0.5.
     areas: (f64, f64),
-    /// A point above its rank, or at most this distance below its rank, is accepted without computing
-    /// [`area`].
+    /// A point above its rank, or at most this distance below, is accepted without computing [`area`].
     near: f64,
     /// Distance from the unit of a rank to that of the next rank, modulo `units`. Coprime to `units`.
     step: u64,

@@ -51,8 +51,7 @@ pub struct RunningState<'a> {
 }
 
 impl Plan {
-    /// Returns the changes from `previous` to this plan, for a process that started with `previous` and has
-    /// all of its disks open.
+    /// Returns the changes from `previous` to this plan, for a process that has all disks of `previous` open.
     pub fn changes(&self, previous: &Plan) -> Vec<Change> {
         let rdma_capsule = previous.rdma_capsule();
         self.changes_from(previous, &RunningState { is_open: &|_| true, rdma_capsule })

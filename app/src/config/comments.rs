@@ -3,8 +3,7 @@
 
 use toml_edit::{Array, Decor, DocumentMut, Item, RawString, Table, TableLike, Value};
 
-/// Returns the comments of a text, each in a line of its own, with the empty lines between them; nothing if
-/// there is no comment.
+/// Returns the comments of a text, one per line, with the empty lines between them.
 pub fn comments_of(text: &str) -> String {
     let (mut comments, mut line, mut at, mut is_blank) = (String::new(), 0, 0, true);
     while let Some(byte) = text.as_bytes().get(at) {

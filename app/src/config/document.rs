@@ -261,8 +261,7 @@ impl<'a> Reader<'a> {
         nodes
     }
 
-    /// Returns the entry in [`Node::leaves`] of a key that the file sets or must set; `None` for a key that
-    /// it leaves out.
+    /// Returns the entry in [`Node::leaves`] of a key that the file sets or must set.
     fn leaf(
         &self,
         parent: &Location,
@@ -318,8 +317,7 @@ fn without_index(field: &str) -> String {
     field.split('.').map(|part| part.split('[').next().unwrap_or(part)).collect::<Vec<_>>().join(".")
 }
 
-/// Returns the message for an unknown key: a similar key, the section that has this key, or all keys of this
-/// section.
+/// The message for an unknown key: a similar key, the section that has this key, or all keys of this section.
 fn unknown_key(name: &str, keys: &'static [Key]) -> String {
     if let Some(key) = nearest(name, keys.iter().map(|key| key.name)) {
         return format!("unknown key; did you mean {key:?}?");

@@ -1,5 +1,4 @@
-//! Errors of a configuration. Each error has file, line, field, value and the allowed values, as far as they
-//! apply.
+//! Errors of a configuration, each with file, line, field, value and allowed values where they apply.
 //!
 //! ```text
 //!   /etc/spindle/spindle.toml:12: reactor.cores[1] = 99: must be a core that this process may use: 0 or 1

@@ -28,8 +28,7 @@ pub struct Machine {
     pub is_for_start: bool,
     /// Bytes of reserved huge pages that are free or in use by this process.
     pub huge_bytes: u64,
-    /// RLIMIT_MEMLOCK in bytes, which also limits io_uring buffer registration; `None`: no limit, or
-    /// CAP_IPC_LOCK.
+    /// RLIMIT_MEMLOCK in bytes, which limits io_uring buffers too; `None`: no limit, or CAP_IPC_LOCK.
     pub lockable_bytes: Option<u64>,
     /// Hard RLIMIT_NOFILE, sockets included; `None`: no limit.
     pub files_max: Option<u64>,

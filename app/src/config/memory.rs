@@ -87,8 +87,7 @@ impl MemoryItem {
 const PROCESS_BYTES: u64 = 16 << 20;
 /// Bytes of a huge page; regions are rounded up to whole huge pages.
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
-/// Kernel memory of a TCP connection with empty buffers: socket, file, timers (docs/lab-notes.md,
-/// "Footprint").
+/// Kernel memory of a TCP connection with empty buffers (docs/lab-notes.md, "Footprint").
 const SOCKET_BYTES: u64 = 4 << 10;
 
 impl AllocationPhase {

@@ -61,8 +61,7 @@ pub struct RemotePlan {
 
 /// An origin that was opened, for [`Plan::snapshot`].
 pub enum Opened {
-    /// The drive at this address. [`DriveSource::open`] returns its handle without blocking while another
-    /// handle exists.
+    /// The drive at this address. [`DriveSource::open`] does not block while a handle of it exists.
     Drive(PciAddress),
     /// The disk of a far target, file or device.
     Disk(Arc<dyn Disk>),
@@ -143,7 +142,6 @@ impl fmt::Display for Origin {
 }
 
 impl Plan {
-    /// Returns the most commands in flight of a core to a far target.
     pub(super) fn remote_depth(&self) -> u16 {
         u16::try_from(self.limits.disk_commands).unwrap_or(u16::MAX).clamp(1, REMOTE_DEPTH_MAX)
     }

@@ -106,8 +106,7 @@ impl PathProbe {
         Ok(probe)
     }
 
-    /// Waits for the answer until [`ANSWER_MAX`] after the question: not at all for a path that is known not
-    /// to answer.
+    /// Waits until [`ANSWER_MAX`] after the question: not at all for a path known not to answer.
     ///
     /// # Errors
     /// There is no answer in time.

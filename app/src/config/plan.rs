@@ -104,8 +104,7 @@ pub struct DiskPlan {
     pub name: String,
     /// Bytes of a block: 512 or 4096; 0 for `nvme`, `ng` and `remote`, whose namespace defines it.
     pub block_bytes: u32,
-    /// Capacity in bytes, a multiple of the block size; 0 for `nvme`, `ng` and `remote`, whose namespace
-    /// defines it.
+    /// Capacity in bytes, a multiple of the block size; 0 for `nvme`, `ng` and `remote`, which define it.
     pub bytes: u64,
     pub kind: DiskKind,
     pub medium: DiskMedium,
@@ -205,8 +204,7 @@ pub enum DiskKind {
     Remote {
         target: Box<Target>,
         namespace: u32,
-        /// Longest time from submission to completion of a command, across reconnects; then the command
-        /// fails.
+        /// Longest time from submission to completion of a command, across reconnects, else it fails.
         command_timeout: Duration,
         /// Time beyond two keep-alive timeouts in which the far target may execute commands of a lost
         /// association.
@@ -219,8 +217,7 @@ pub enum DiskKind {
 }
 
 impl DiskKind {
-    /// True if the namespace of a drive or far target defines size and block size, which are known once the
-    /// disk is open.
+    /// True if a drive or far target defines size and block size, known once the disk is open.
     pub fn has_drive_geometry(&self) -> bool {
         matches!(self, DiskKind::Nvme { .. } | DiskKind::Ng { .. } | DiskKind::Remote { .. })
     }
@@ -296,8 +293,7 @@ pub struct ListenerPlan {
 }
 
 impl ListenerPlan {
-    /// Returns transport and address, which are unique among listeners and identify a listener across
-    /// reloads.
+    /// Returns transport and address, which identify a listener across reloads.
     pub fn endpoint(&self) -> (TransportKind, SocketAddr) {
         (self.transport, self.address)
     }
@@ -419,9 +415,8 @@ pub fn reachable_address(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(default_source_address(address.is_ipv4()), address.port())
 }
 
-/// Returns the source address of the default route, or the loopback address without such a route. Connecting
-/// a UDP socket looks up the route and sends nothing; the destinations are documentation addresses (RFC 5737,
-/// RFC 3849).
+/// Returns the source address of the default route, else the loopback address. Connecting a UDP socket looks
+/// up the route and sends nothing; the destinations are documentation addresses (RFC 5737, RFC 3849).
 fn default_source_address(is_ipv4: bool) -> IpAddr {
     let (any, far, loopback): (IpAddr, IpAddr, IpAddr) = if is_ipv4 {
         (Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::new(192, 0, 2, 1).into(), Ipv4Addr::LOCALHOST.into())

@@ -47,8 +47,7 @@ pub enum Preset {
     Needed(&'static str),
     /// A fixed default, in TOML syntax.
     Fixed(&'static str),
-    /// No fixed default: the default depends on other keys or the machine, or there is none. The text
-    /// describes it.
+    /// No fixed default: it depends on other keys or the machine, or there is none. The text says so.
     Derived(&'static str),
     /// The key is a section, which has no value.
     Section,
@@ -512,8 +511,7 @@ pub fn sections() -> Vec<(String, &'static Key, &'static [Key])> {
 /// The example, whose comments say what each key is for. It is also the configuration without a file.
 pub const EXAMPLE: &str = include_str!("../../../conf/spindle.toml");
 
-/// Returns the first comment in the example above a key of a section, or above its heading (`key` is the
-/// heading).
+/// Returns the first comment in the example above a key of a section, or above its heading (`key`).
 pub fn comment(heading: &str, key: &str) -> Option<String> {
     let (mut section, mut above) = ("", Vec::new());
     for line in EXAMPLE.lines() {

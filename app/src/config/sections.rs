@@ -50,16 +50,13 @@ pub struct Section {
     node: OnceLock<Option<Arc<Node>>>,
 }
 
-/// See the module. The first and the last one are [`Kind::Other`]: what is above the first heading, and the
-/// comments at the end.
+/// The first and last are [`Kind::Other`]: what is above the first heading, and the comments at the end.
 #[derive(Debug, Clone)]
 pub struct Sections(Vec<Arc<Section>>);
 
-/// The heading of a section in a text.
 struct Heading<'a> {
     offset: usize,
     kind: Kind,
-    /// As [`Section::name`].
     name: &'a str,
     /// The section belongs to the last one of this name before it, if there is one.
     is_inner: bool,
@@ -70,7 +67,6 @@ impl Section {
         Section { kind, name: name.to_owned(), text: text.to_owned(), node: OnceLock::new() }
     }
 
-    /// Adds whole lines.
     fn push_lines(&mut self, lines: &str) {
         self.text.push_str(lines);
         if !lines.ends_with('\n') {

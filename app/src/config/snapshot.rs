@@ -38,8 +38,7 @@ use super::plan::{DiskKind, DiskPlan, ListenerPlan, NamespacePlan, Plan, Subsyst
 use super::validate::disks::medium_id_error;
 use crate::identity::{self, Data};
 
-/// Longest wait of a change for the file or device of a new disk: above the wait for a former process's lock,
-/// 10 s.
+/// Longest wait of a change for a new disk's file: above the wait for a former process's lock, 10 s.
 const OPEN_MAX: Duration = Duration::from_secs(12);
 
 #[derive(Debug, thiserror::Error)]
@@ -61,8 +60,7 @@ impl Plan {
     /// of an opened drive.
     ///
     /// # Errors
-    /// A disk cannot be opened, resized or cached, a disk has another medium than `medium_id`, or no PORTID
-    /// is free.
+    /// A disk cannot be opened, resized or cached, or has another medium than `medium_id`; no PORTID is free.
     pub fn snapshot(
         &self,
         previous: Option<&Snapshot>,
@@ -72,9 +70,8 @@ impl Plan {
         self.snapshot_and_persist(previous, drives, opened, &mut || Ok(()))
     }
 
-    /// As [`Plan::snapshot`]. `persist` writes the configuration file. It is called after all preparations
-    /// and before the first disk is resized: a file disk larger than its configured `size` would prevent the
-    /// next start.
+    /// As [`Plan::snapshot`]. `persist` writes the configuration file, after all preparations and before the
+    /// first disk is resized: a file disk larger than its configured `size` would prevent the next start.
     ///
     /// # Errors
     /// Those of [`Plan::snapshot`], and a failure of `persist`.
@@ -115,8 +112,7 @@ impl Plan {
         }))
     }
 
-    /// Checks the disks of `snapshot` whose `medium_id` is another one than in `former`; all of them without
-    /// `former`.
+    /// Checks the disks of `snapshot` whose `medium_id` differs from `former`; all of them without `former`.
     ///
     /// # Errors
     /// A disk has another medium than its `medium_id`.
@@ -135,8 +131,7 @@ impl Plan {
     }
 
     /// Returns the listeners of `previous`, followed by the new listeners of this plan. Connections refer to
-    /// a listener by its index. So a listener that this plan does not have stays in the list, with `is_open`
-    /// false.
+    /// a listener by its index, so one that this plan lacks stays in the list, with `is_open` false.
     ///
     /// # Errors
     /// All 65535 port identifiers are used.
@@ -346,8 +341,7 @@ fn log_signatures(plan: &DiskPlan) {
     }
 }
 
-/// Checks a new disk against `medium_id` of the plan. Logs the first name of the medium, for use as
-/// `medium_id`.
+/// Checks a new disk against `medium_id` of the plan. Logs a name for `medium_id`.
 fn check_medium(plan: &DiskPlan, disk: &Source) -> Result<(), SnapshotError> {
     let ids = disk.medium_ids();
     check_medium_id(&plan.name, plan.medium_id.as_deref(), &ids)?;

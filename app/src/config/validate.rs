@@ -1,5 +1,4 @@
-//! Builds the [`Plan`] from the tree of a file, by the rows of its keys, and checks rules between values and
-//! against the machine.
+//! Builds the [`Plan`] from the tree of a file and checks rules between values and against the machine.
 //!
 //! A failed check adds an error and validation continues, so that one run reports many errors. Zones are
 //! checked only if there is no error so far, and then memory. The plan is used only if there are no errors.
@@ -32,9 +31,8 @@ use super::tree::Located;
 use crate::size::{Bytes, rounded};
 use crate::text::alternatives;
 
-/// Default zones of a core's pool: 4 KiB for most commands, 64 KiB to 2 MiB for larger ones. Few large
-/// buffers suffice because a command can use several smaller ones. The total is 24 MiB, to bound the memory
-/// of an idle target.
+/// Default zones of a core's pool: 4 KiB for most commands, 64 KiB to 2 MiB for larger ones. Few large ones
+/// suffice: a command can use several smaller ones. The total, 24 MiB, bounds an idle target's memory.
 const ZONES_DEFAULT: [ZoneSpec; 7] = [
     ZoneSpec { buffer_bytes: 4 << 10, count: 1024 },
     ZoneSpec { buffer_bytes: 64 << 10, count: 64 },
@@ -48,8 +46,7 @@ const ZONES_DEFAULT: [ZoneSpec; 7] = [
 const ZONES_MAX: usize = 16;
 const ZONE_BYTES_MAX: u64 = 1 << 30;
 
-/// File descriptors besides connections: 64 for disks, listeners and each core's epoll, 128 for clients of
-/// the control socket.
+/// File descriptors besides connections: 64 for disks, listeners and epoll, 128 for control clients.
 const OTHER_FILES: u64 = 64 + 128;
 
 /// Checks the values of the tree against each other and against `machine`. The plan is valid only if `errors`
@@ -418,7 +415,6 @@ fn note_ram_identities(plan: &Plan, notes: &mut Vec<String>) {
     }
 }
 
-/// Notes subsystems that some or all hosts cannot use.
 fn note_unusable_subsystems(plan: &Plan, notes: &mut Vec<String>) {
     for subsystem in &plan.subsystems {
         if !subsystem.nqn.has_prefix() {

@@ -1,5 +1,4 @@
-//! The method calls of `disk` verbs. Resize and remove first read the kind of the disk, which decides the
-//! method.
+//! The method calls of `disk` verbs. Resize and remove first read the disk's kind, which decides the method.
 
 use std::fmt::{Debug, Display};
 

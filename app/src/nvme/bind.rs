@@ -1,5 +1,4 @@
-//! `spindle nvme bind`: binds drives to `vfio-pci`; can also reserve huge pages and write udev rules
-//! (`--persist`).
+//! `spindle nvme bind`: binds drives to `vfio-pci`; can reserve huge pages and write udev rules.
 //!
 //! All drives are checked before any is bound. Then each drive is bound separately:
 //!
@@ -242,8 +241,7 @@ fn bind(
     }
     for step in bind_steps(drive) {
         if matches!(&step, Step::Echo { path, .. } if path == PROBE) {
-            // The kernel's driver is unbound, so the disks no longer exist. An open handle would keep the
-            // disk's number from reuse.
+            // The disks no longer exist: an open handle would keep a disk's number from reuse.
             held.clear();
         }
         if let Err(error) = run_step(machine, &step, out) {
@@ -274,7 +272,6 @@ fn roll_back(machine: &dyn Machine, drive: &Drive, out: Out<'_>) -> String {
     undo(machine, &steps, &drive.address, out)
 }
 
-/// Returns the refusal of an address without an NVMe drive.
 fn no_drive(root: &Root, address: &PciAddress, all: &[Drive]) -> String {
     let drives = super::addresses(all);
     match drive::class(root, address) {
@@ -409,9 +406,8 @@ fn check_serial(root: &Root, drive: &Drive) -> Option<String> {
 }
 
 /// Waits until each drive with a serial number in its rule is `live` with the kernel's driver, which has then
-/// read the serial number. The rule runs when the drive appears, which may be earlier. Binds the kernel's
-/// driver to a drive without a driver. Stops waiting for a drive after [`READY_POLLS_MAX`] polls, or if it
-/// has another driver.
+/// read the serial number. The rule may run earlier. Binds the kernel's driver to a drive without one. Stops
+/// waiting for a drive after [`READY_POLLS_MAX`] polls, or if it has another driver.
 fn wait_until_ready(machine: &dyn Machine, addresses: &[PciAddress], out: Out<'_>) -> Result<(), NvmeError> {
     let root = machine.root();
     for address in addresses.iter().filter(|address| persist::serial(root, address).is_some()) {

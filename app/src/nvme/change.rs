@@ -112,8 +112,7 @@ impl ThisMachine {
         ThisMachine(Root::of_this_machine())
     }
 
-    /// Opens and closes a device. `EBUSY` means that the device is in use; any other error is
-    /// [`Busy::Unknown`].
+    /// Opens and closes a device. `EBUSY`: it is in use; any other error is [`Busy::Unknown`].
     fn probe(&self, path: &str, flags: OFlags) -> Busy {
         match rustix::fs::open(self.0.at(path), flags | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty()) {
             Ok(_) => Busy::No,

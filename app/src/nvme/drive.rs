@@ -12,7 +12,6 @@ use super::uses::{DeviceUses, Use, UseKind};
 /// Mass storage, non-volatile memory, NVM Express I/O controller: PCI Code and ID Assignment 1.9.
 pub const NVME_CLASS: &str = "0x010802";
 
-/// The sysfs directory of PCI functions.
 const FUNCTIONS: &str = "/sys/bus/pci/devices";
 
 pub const NVME: &str = "nvme";
@@ -209,8 +208,7 @@ fn signatures(root: &Root, disk: &str) -> Vec<String> {
     found
 }
 
-/// Reads the signatures of a block device; empty if the device cannot be read, for example by a user other
-/// than root.
+/// Reads the signatures of a block device; empty if the device cannot be read, as by a user other than root.
 fn read_signatures(root: &Root, name: &str) -> Vec<&'static str> {
     let sectors = root.number(&format!("/sys/class/block/{name}/size")).unwrap_or(0);
     let Ok(mut device) = File::open(root.at(&format!("/dev/{name}"))) else { return Vec::new() };
@@ -243,8 +241,7 @@ fn add_disk_uses(machine: &dyn Machine, users: &DeviceUses, drive: &mut Drive) {
     drive.uses.sort_unstable();
 }
 
-/// Adds processes that have the drive's VFIO group or VFIO device open, if vfio-pci is bound. Sets `unknown`
-/// if the check fails.
+/// Adds processes with the drive's VFIO group or device open. Sets `unknown` if the check fails.
 fn add_vfio_uses(machine: &dyn Machine, users: &DeviceUses, drive: &mut Drive) {
     let Some(group) = drive.group_path().filter(|_| drive.is_bound_to(VFIO)) else { return };
     let devices = machine.root().names(&format!("{}/vfio-dev", folder(&drive.address)));

@@ -10,8 +10,7 @@
 //! Debian's initramfs loads `nvme` before the rule exists, so at boot the kernel's driver is bound when udev
 //! reports the drive again. By then the address may belong to another drive, even the root disk, because
 //! added cards change bus numbers. So the rule does not write to sysfs itself. It runs this program, which
-//! checks again for uses of the drive. The program also compares the drive's serial number with that of the
-//! rule, if the rule has one.
+//! checks again for uses of the drive. It also compares the serial number with the rule's, if that has one.
 
 use std::collections::BTreeMap;
 

@@ -52,8 +52,7 @@ impl Root {
         self.value(path)?.parse().ok()
     }
 
-    /// Returns the names in a directory, sorted; empty if the directory cannot be read. Skips names that are
-    /// not UTF-8.
+    /// The names in a directory, sorted; empty if the directory cannot be read. Skips names not in UTF-8.
     pub fn names(&self, path: &str) -> Vec<String> {
         let Ok(entries) = fs::read_dir(self.at(path)) else { return Vec::new() };
         let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());

@@ -12,8 +12,7 @@ use crate::cli::NvmeUnbindArgs;
 /// Checks the drives, unbinds them and removes their rules; with `--dry-run` only prints the steps.
 ///
 /// # Errors
-/// [`NvmeError`]: a drive is refused, and nothing is changed; or a step fails (the text has the state of the
-/// drives).
+/// [`NvmeError`]: a drive is refused and nothing changed, or a step fails (the text has the drives' state).
 pub fn run(args: &NvmeUnbindArgs, machine: &dyn Machine, out: Out<'_>) -> Result<(), NvmeError> {
     let root = machine.root();
     let addresses = unique(&args.addresses);
@@ -94,8 +93,7 @@ fn check_drive(drive: &Drive) -> Vec<String> {
     refusals
 }
 
-/// Returns the steps that bind a drive to the kernel's driver; none if that driver is bound and the override
-/// is not vfio-pci.
+/// Returns the steps that bind a drive to the kernel's driver; none if bound, with no vfio-pci override.
 fn unbind_steps(root: &Root, drive: &Drive) -> Vec<Step> {
     let address = drive.address.to_string();
     let mut steps = Vec::new();

@@ -168,8 +168,7 @@ impl DeviceUses {
         }
     }
 
-    /// Returns the uses of a block device and of the partitions, volumes and loop devices on it, in the order
-    /// of [`UseKind`].
+    /// Returns the uses of a block device and of partitions, volumes and loop devices on it, by [`UseKind`].
     pub fn of_disk(&self, root: &Root, disk: &str) -> Vec<Use> {
         let mut search = UseSearch { root, users: self, visited: BTreeSet::new(), uses: BTreeSet::new() };
         search.visit(disk);
@@ -335,8 +334,7 @@ fn mount(root: &Root, line: &str) -> Option<Mount> {
 }
 
 /// Returns the name of the block device at a path in `/dev`, after symbolic links: `dm-0` for
-/// `/dev/mapper/root`. `None` for paths outside `/dev`, and after [`LINKS_MAX`] links. Does not check that
-/// the device exists.
+/// `/dev/mapper/root`. `None` for paths outside `/dev`, and after [`LINKS_MAX`] links. It need not exist.
 fn block_device(root: &Root, path: &str) -> Option<String> {
     let mut path = path.to_owned();
     for _ in 0..=LINKS_MAX {
@@ -411,8 +409,7 @@ fn open_files(root: &Root) -> Vec<OpenFile> {
     found
 }
 
-/// Whether a descriptor was opened for writing, from the octal `flags` of its fdinfo; true if the flags
-/// cannot be read.
+/// Whether a descriptor is open for writing, from `flags` (octal) of its fdinfo; true if unreadable.
 fn may_write(root: &Root, pid: &str, fd: &str) -> bool {
     const ACCESS_MODE: u64 = 0o3;
     let info = root.text(&format!("/proc/{pid}/fdinfo/{fd}")).unwrap_or_default();

@@ -51,12 +51,10 @@ impl Edit<'_> {
         })
     }
 
-    /// Returns the position of the section of a subsystem.
     fn position(&self, nqn: Nqn) -> Option<usize> {
         self.sections.position("subsystem", |section| section.value("nqn") == Some(nqn))
     }
 
-    /// Edits the section of a subsystem.
     fn edit(&mut self, nqn: Nqn, edit: impl FnOnce(&mut Table)) -> Result<(), Failure> {
         self.position(nqn).map_or(Ok(()), |at| self.edit_at(at, edit))
     }
@@ -66,8 +64,7 @@ impl Edit<'_> {
         self.sections.edit(index, edit).map_err(|error| unusable(&error))
     }
 
-    /// Edits the `listeners` of a subsystem's section. If the key is not set, first sets it to its default:
-    /// all listeners.
+    /// Edits the `listeners` of a subsystem's section. A missing key first gets its default: all listeners.
     fn edit_listeners(
         &mut self,
         subsystem: &SubsystemPlan,

@@ -1,5 +1,4 @@
-//! Methods that add, resize and remove disks and their caches, and attach and detach drives and far
-//! namespaces.
+//! Methods that add, resize and remove disks and caches, and attach and detach drives and far namespaces.
 
 use serde_json::{Value, json};
 use spindle_nvme_transport::TransportKind;
@@ -16,8 +15,7 @@ type MethodResult = Result<Value, Failure>;
 
 const MIB: u64 = 1 << 20;
 
-/// Returns a new `[[disk]]` section with name and kind, without adding it; an error if there is a disk of
-/// this name.
+/// Returns a new `[[disk]]` section, not added yet; an error if there is a disk of this name.
 fn disk(edit: &Edit<'_>, args: &Args, name: &str, kind: &str) -> Result<Table, Failure> {
     if edit.plan.disk(name).is_some() {
         return Err(args.refuse("name", format!("there is a disk {name:?}; it must be a new name")));
@@ -33,8 +31,7 @@ fn size_text(bytes: u64) -> Item {
     value(Bytes::new(bytes).to_string().replace(' ', ""))
 }
 
-/// Sets `size` and `block_bytes` from the parameters `num_blocks` and `block_size`; an error for 2^63 bytes
-/// or more.
+/// Sets `size` and `block_bytes` from `num_blocks` and `block_size`; an error for 2^63 bytes or more.
 fn set_size(args: &Args, table: &mut Table) -> Result<(), Failure> {
     let (blocks, block_bytes) =
         (args.whole("num_blocks").unwrap_or(0), args.whole("block_size").unwrap_or(0));
@@ -93,7 +90,6 @@ fn disk_of_kind(edit: &Edit<'_>, args: &Args, kinds: &[&str]) -> Result<String, 
     }
 }
 
-/// Returns the position of the section of a disk.
 fn position(edit: &Edit<'_>, name: &str) -> Option<usize> {
     edit.sections.position("disk", |section| section.text("name") == Some(name))
 }

@@ -1,5 +1,4 @@
-//! Finds the method of a request, checks its parameters, and runs it if it only reads. Formats the reference
-//! of all methods.
+//! Finds the method of a request, checks its parameters, and runs it if it only reads. Formats the reference.
 
 use std::fmt::Write as _;
 

@@ -1,5 +1,4 @@
-//! Parameters of methods, of the types of configuration keys ([`Kind`]), and the checked values of a call
-//! ([`Args`]).
+//! Parameters of methods, typed as configuration keys ([`Kind`]), and a call's checked values ([`Args`]).
 //!
 //! Type and range of all parameters are checked before the method runs. Errors contain the parameter, its
 //! value and the allowed values. Words are taken in any case, and an NGUID with hyphens.

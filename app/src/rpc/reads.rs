@@ -261,8 +261,7 @@ fn product_name(kind: &str) -> &'static str {
     }
 }
 
-/// Returns the open disks of the parameters `name` and `names`, or all without them; an error for an unknown
-/// name.
+/// The open disks of the parameters `name` and `names`, or all without them; an error for an unknown name.
 fn disks(look: &Look<'_>, args: &Args) -> Result<Vec<Arc<dyn Disk>>, Failure> {
     let Some(snapshot) = &look.snapshot else { return Ok(Vec::new()) };
     let all: Vec<_> = snapshot.disks.iter().flatten().cloned().collect();

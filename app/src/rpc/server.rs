@@ -21,14 +21,12 @@ use crate::serve::view::View;
 /// Most clients. A further client replaces the client with the oldest progress. Clients with a pending change
 /// are not replaced; if all clients have one, the new client is closed.
 const CLIENTS_MAX: usize = 128;
-/// Longest time to receive a whole request, and longest time without sending a byte of a pending response.
-/// Then the client is closed.
+/// Longest time for a request to arrive, and without sending a byte of a response; then the client is closed.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Pause after a failed accept, for example without free file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Most clients accepted before the connected clients are polled again.
 const ACCEPTS_MAX: usize = 16;
-/// Most bytes of one read.
 const READ_BYTES: usize = 16 << 10;
 
 /// [`Client::number`] and result of a change that the main thread applied.
@@ -37,7 +35,6 @@ type ChangeResult = (u64, Result<Value, Failure>);
 /// State that all clients share. `C` is the main thread's message type.
 struct Server<C> {
     view: Arc<View>,
-    /// Changes for the main thread.
     changes: Sender<C>,
     results: (Sender<ChangeResult>, Receiver<ChangeResult>),
     /// Woken by the main thread when a result is ready.

@@ -63,8 +63,7 @@ impl Request {
     /// Checks the members of a request object.
     ///
     /// # Errors
-    /// The identifier for the error response (null if that of the request is invalid or missing), and the
-    /// failure.
+    /// The identifier for the error response (null if the request's is invalid or missing), and the failure.
     fn new(value: Value) -> Result<Request, (Value, Failure)> {
         let Value::Object(mut object) = value else {
             return Err((
@@ -148,8 +147,7 @@ impl RequestBatch {
         }
     }
 
-    /// Records the result of the request with identifier `id`. Without an identifier (a notification) records
-    /// nothing.
+    /// Records the result of the request with identifier `id`. No effect without one (a notification).
     pub fn respond(&mut self, id: Option<Value>, result: Result<Value, Failure>) {
         let Some(id) = id else { return };
         self.responses.push(match result {

@@ -42,8 +42,7 @@ const ADMIN_ZONES: [ZoneSpec; 2] =
     [ZoneSpec { buffer_bytes: 4096, count: 16 }, ZoneSpec { buffer_bytes: ADMIN_BYTES_MAX, count: 4 }];
 /// Most data bytes of one admin command.
 const ADMIN_BYTES_MAX: u32 = 64 << 10;
-/// Most queued events; a further event replaces the oldest. Each event only reports that a log page has
-/// changed.
+/// Most queued events; a further one replaces the oldest. An event only says that a log page has changed.
 const EVENTS_MAX: usize = 64;
 /// Least time between an Asynchronous Event Request that fails and the next request.
 const EVENT_AGAIN: Nanos = Nanos::from_secs(1);
@@ -86,15 +85,12 @@ pub struct Controller {
     is_loss_told: bool,
 }
 
-/// Host side of Keep Alive.
 #[derive(Debug)]
 struct KeepAlive {
     /// KATO; also the timeout of the answer.
     timeout: Nanos,
     period: Nanos,
-    /// Time of the next Keep Alive to send.
     next: Nanos,
-    /// Time at which the last Keep Alive was sent.
     sent: Nanos,
     ticket: Option<Ticket>,
 }
@@ -127,8 +123,7 @@ impl Controller {
         Some(ControllerEvent::Lost(loss))
     }
 
-    /// Receives, and returns the next asynchronous event; the other events of [`Controller::poll`] stay
-    /// queued. Does not block.
+    /// Receives, and returns the next asynchronous event; other events stay queued. Does not block.
     pub fn next_event(&mut self, now: Nanos) -> Option<AsyncEvent> {
         self.admin.poll(now);
         self.handle_completions(now);
@@ -144,8 +139,7 @@ impl Controller {
         waker.drain();
     }
 
-    /// Shuts the controller down (CC.SHN), waits for completion, and closes the connection. I/O queues should
-    /// be idle.
+    /// Shuts the controller down (CC.SHN), waits for that, and disconnects. I/O queues should be idle.
     ///
     /// # Errors
     /// [`Error`] when the controller does not complete the shutdown; the connection is closed in any case.
@@ -190,8 +184,7 @@ impl Controller {
         self.queues_granted
     }
 
-    /// Returns the most outstanding commands of one I/O queue: its entries (MQES) less one, as one entry
-    /// stays empty.
+    /// Returns the most outstanding commands of one I/O queue: its entries (MQES) less an empty one.
     #[must_use]
     pub fn depth_max(&self) -> u16 {
         self.cap.mqes_z()

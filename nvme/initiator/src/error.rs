@@ -28,8 +28,7 @@ pub enum Loss {
     /// The target violated NVMe/TCP, did not answer ICReq in time, or sent C2HTermReq.
     #[error("{0}")]
     Violation(Violation),
-    /// Commands were outstanding, and none was completed in this time; or Keep Alive was not answered in this
-    /// time.
+    /// In this time no outstanding command was completed, or Keep Alive was not answered.
     #[error("no command was completed in {0:?}")]
     Silent(Duration),
     /// A work request has failed with this completion status (RDMA).

@@ -25,19 +25,16 @@ use crate::qpair::Refusal;
 use rdma::{RdmaLink, RdmaOpening};
 use tcp::{TcpLink, TcpOpening};
 
-/// Identifiers and depth of the queue of a connection. RDMA sends them in the private data of the connect
-/// request.
+/// Identifiers and depth of a connection's queue. RDMA sends them in the private data of the request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct QueueName {
     /// Queue ID; 0 for an admin queue.
     pub(crate) qid: u16,
     /// Controller ID; 0 for an admin queue.
     pub(crate) cntlid: u16,
-    /// Most outstanding commands.
     pub(crate) depth: u16,
 }
 
-/// Event of a connection.
 #[derive(Debug)]
 pub(crate) enum LinkEvent {
     /// A command has completed or was lost. Its CID is free for reuse.
@@ -46,7 +43,6 @@ pub(crate) enum LinkEvent {
     Closed(Loss),
 }
 
-/// A connection over either transport.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "a box would be a miss more on the way of every command")]
 pub(crate) enum Link {
@@ -72,7 +68,6 @@ impl LinkOpening {
         })
     }
 
-    /// Returns the name of the current step.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             LinkOpening::Tcp(opening) => opening.name(),
@@ -160,8 +155,7 @@ impl Link {
     }
 
     /// Sends, receives once, and reports each event with a flag: whether the connection was open. Returns
-    /// true when data or a work completion arrived, or the connection ended. Over TCP an abort by this host
-    /// does not count.
+    /// true when data or a work completion arrived, or the connection ended (over TCP not by this host).
     #[inline]
     pub(crate) fn turn(
         &mut self,

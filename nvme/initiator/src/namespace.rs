@@ -36,8 +36,7 @@ impl Identity {
         }
     }
 
-    /// Returns true if the target reports at least one identifier. A serial number of only zeroes or spaces
-    /// counts as none.
+    /// Returns true if the target reports at least one identifier. A blank serial number counts as none.
     #[must_use]
     pub fn is_given(&self) -> bool {
         let has_serial = self.serial.iter().any(|byte| !matches!(byte, 0 | b' '));
@@ -59,8 +58,7 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Converts Identify Namespace data; `None` if the block size is not a power of two from 512 bytes to 64
-    /// KiB.
+    /// Converts Identify Namespace; `None` if the block size is not a power of two from 512 bytes to 64 KiB.
     #[must_use]
     pub fn new(nsid: u32, identify: &IdentifyNamespace, identity: Identity) -> Option<Namespace> {
         let block_bytes = identify.block_bytes().filter(|bytes| (512..=65_536).contains(bytes))?;

@@ -31,8 +31,7 @@ impl Host {
         Host { nqn: Nqn::new(&name).expect("well formed"), id }
     }
 
-    /// Creates a host with this NQN. Its identifier is the UUID in the NQN; without a UUID, a hash of the
-    /// NQN, which is stable.
+    /// Creates a host with this NQN. Its identifier is the UUID in the NQN, else a hash of the NQN.
     #[must_use]
     pub fn from_nqn(nqn: Nqn) -> Host {
         let uuid = nqn.as_str().strip_prefix(UUID_PREFIX).and_then(|text| Uuid::try_parse(text).ok());
@@ -80,8 +79,7 @@ pub struct Target {
 /// Options of a controller and its queues.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// Most outstanding commands of an I/O queue. Default 127: a queue of 128 entries, the common default of
-    /// targets.
+    /// Most outstanding commands of an I/O queue. Default 127: a queue of 128 entries, a common default.
     pub depth: u16,
     /// Number of I/O queues to request, at least 1. Default 1.
     pub io_queues: u16,
@@ -92,8 +90,7 @@ pub struct Options {
     pub header_digest: bool,
     /// PDU data digests (TCP). Default off: they cost a pass over every byte.
     pub data_digest: bool,
-    /// Writes up to this many bytes are sent in the capsule, if the controller allows it (IOCCSZ). Default:
-    /// no limit.
+    /// Most bytes of a write in the capsule, if the controller allows it (IOCCSZ). Default: no limit.
     pub in_capsule_bytes_max: u32,
     /// Timeout of each step of connecting except Connect, and of each admin command. Default 10 s, as Linux.
     pub connect_timeout: Duration,

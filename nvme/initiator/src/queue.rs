@@ -188,8 +188,7 @@ impl IoQueue {
         self.qpair.next_completion()
     }
 
-    /// Waits at most `timeout` for the completion of a command. Completions of other commands are kept for
-    /// later calls.
+    /// Waits at most `timeout` for the completion of a command. Keeps other completions for later calls.
     pub fn wait(&mut self, ticket: Ticket, timeout: Duration) -> Result<Completion, WaitError> {
         self.qpair.wait(ticket, timeout)
     }
@@ -223,8 +222,7 @@ impl IoQueue {
     }
 
     /// Returns true while the queue is attached and its optimistic connection has not ended. It ends without
-    /// the queue when the target's cache, or the device, is removed; then all reads are ordinary, and the
-    /// queue can be attached again.
+    /// the queue when the target's cache or the device is removed; the queue can be attached again.
     #[inline]
     #[must_use]
     pub fn has_optimistic_connection(&self) -> bool {
@@ -264,8 +262,7 @@ impl IoQueue {
         self.qpair.is_up()
     }
 
-    /// Returns the reason of the end of the connection, once every outstanding command has completed; `None`
-    /// before.
+    /// Returns why the connection has ended, once every outstanding command has completed; `None` before.
     #[inline]
     #[must_use]
     pub fn loss(&self) -> Option<Loss> {

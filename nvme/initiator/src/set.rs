@@ -10,8 +10,7 @@
 //!   Watched ──────────────────────────> Direct        Direct ──────────────────────────> Watched (all)
 //!       ^───── nothing outstanding for WATCH_AFTER ──────┘ ^──────── EPOLL_TIME later ──────────┘
 //! ```
-//! All queues share one receive batch. The completion queue of an RDMA queue is polled in every turn
-//! (`Polled`).
+//! All queues share one receive batch. RDMA completion queues are polled in every turn.
 
 use std::time::Duration;
 
@@ -24,8 +23,7 @@ use crate::queue::IoQueue;
 
 /// Most busy queues that are all direct, independent of the hit rate.
 const DIRECT_ALWAYS: usize = 4;
-/// Most direct receives per receive that finds bytes: an epoll event costs about as much as several empty
-/// receives.
+/// Most direct receives per receive that finds bytes: an epoll event costs as much as several empty ones.
 const RECEIVES_PER_HIT_MAX: u32 = 8;
 /// Receives per measurement of the hit rate.
 const WINDOW: u32 = 4096;
@@ -37,10 +35,8 @@ const WATCH_AFTER: Nanos = Nanos::from_ms(1);
 const WATCH_PERIOD: Nanos = Nanos::from_ms(1);
 /// Period of checking the command timeout.
 const TIMEOUT_CHECK_PERIOD: Nanos = Nanos::from_ms(100);
-/// Most epoll events per poll.
 const READY_MAX: usize = 256;
 
-/// Poll mode of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PollMode {
     /// Each turn receives.
@@ -286,8 +282,7 @@ impl QueueSet {
         on_ready(index, &mut entry.queue);
     }
 
-    /// Updates the counts of busy queues and, where needed, the poll mode and the epoll interest of the
-    /// queue.
+    /// Updates the counts of busy queues, and the queue's poll mode and epoll interest.
     #[inline]
     fn update(&mut self, index: usize, now: Nanos) {
         let entry = &mut self.queues[index];

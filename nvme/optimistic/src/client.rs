@@ -1,5 +1,4 @@
-//! Optimistic reads: pages of the target's cache by RDMA READ, without the target's CPU
-//! (`docs/extensions.md`).
+//! Optimistic reads: RDMA READs of the target's cache, without its CPU (`docs/extensions.md`).
 //!
 //! ```text
 //!   read of 1 to 16 pages ─┬─ in the directory ─> READ data, READ seals ─┬─ all as expected ─> completion
@@ -11,16 +10,14 @@
 //!
 //! The data of an optimistic read is accepted if and only if the seal of each page is that of its reference,
 //! and the CRC of each page is that of the data of the ordinary read, or of the Get References, that brought
-//! the reference. Then each page was the newest content at some instant between the READs and their
-//! completion.
+//! the reference. Then each page was the newest content at some instant during the READs.
 //!
 //! A target that is stopped, or hangs, still serves READs, and another target may have taken over the medium
 //! meanwhile. So a read is accepted only if an ordinary command of the queue was answered in the second
 //! before. After half a second without such an answer reads are ordinary, until one of them is answered.
 //!
 //! When fewer than half of 256 optimistic reads were accepted, all reads are ordinary for a second. When 256
-//! Get References for reads of several pages have led to fewer than 128 accepted ones, none is sent for 100
-//! ms.
+//! Get References for several pages have led to fewer than 128 accepted ones, none is sent for 100 ms.
 
 mod attached;
 mod directory;

@@ -10,9 +10,8 @@
 //!   each 100 ms: queue pairs whose client is gone, or that have failed, are ended
 //! ```
 //!
-//! **Isolation.** There is one protection domain for each cache and device. A key is valid only on queue
-//! pairs of its domain, so a client cannot read another cache with it. The memory is registered for remote
-//! reads only.
+//! **Isolation.** There is one protection domain for each cache and device. A key is valid only in its
+//! domain, so a client cannot read another cache with it. The memory is registered for remote reads only.
 //!
 //! **What it does not do.** The service posts nothing but probes (`probes`): the device answers the client's
 //! READs. It does not touch the queue pairs of NVMe.
@@ -51,7 +50,6 @@ pub use grants::{CONTROLLER_TOKENS_MAX, Grants, Owner, TOKEN_TTL, TOKENS_MAX};
 
 /// READs of a client that the target's device serves at once: data and seal of 8 pages.
 const READS_MAX: u8 = 16;
-/// Backlog of `rdma_listen`.
 const BACKLOG: u32 = 128;
 /// Period of the check of grants and devices while there are connections.
 const CHECK_PERIOD: Duration = Duration::from_millis(100);
@@ -123,8 +121,7 @@ impl<O: Owner> Service<O> {
     }
 
     /// Ends the connections whose grant is not valid any more, and listens on `addresses`, if any are passed,
-    /// and on no others. Waits for that, at most 10 s. False: the wait has timed out, or the thread has
-    /// ended.
+    /// and on no others. Waits at most 10 s. False: timed out, or the thread has ended.
     #[must_use]
     pub fn check(&self, addresses: Option<Vec<SocketAddr>>) -> bool {
         let (done, is_done) = channel();

@@ -66,8 +66,7 @@ impl FromStr for PciAddress {
     }
 }
 
-/// Parses hexadecimal digits without a sign. Returns `None` for other characters, or if the number of digits
-/// is not within `count`.
+/// Parses hexadecimal digits without a sign. `None`: other characters, or a number of digits outside `count`.
 fn hexadecimal(digits: &str, count: std::ops::RangeInclusive<usize>) -> Option<u32> {
     let is_plain = count.contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
     u32::from_str_radix(digits, 16).ok().filter(|_| is_plain)

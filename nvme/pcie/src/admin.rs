@@ -11,8 +11,7 @@ use crate::dma::{DmaError, DmaMemory, Iova, PAGE_BYTES};
 use crate::function::Function;
 use crate::queue::{Completion, Layout, QueuePair};
 
-/// Maximum number of commands in flight: one command of the manager, Aborts, and an Asynchronous Event
-/// Request.
+/// Maximum number of commands in flight: one of the manager, Aborts, and an Asynchronous Event Request.
 pub(crate) const ADMIN_DEPTH: u16 = 31;
 
 enum Slot {
@@ -114,8 +113,7 @@ impl Admin {
         queue.acknowledge();
     }
 
-    /// Returns the completion of a command once, and frees its slot. Returns `None` while the command is in
-    /// flight.
+    /// Returns the completion of a command once, and frees its slot. `None`: the command is in flight.
     pub(crate) fn take(&self, ticket: Ticket) -> Option<Completion> {
         let mut slots = self.slots.borrow_mut();
         let slot = slots.get_mut(ticket.0)?;

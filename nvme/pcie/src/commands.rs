@@ -56,8 +56,7 @@ pub(crate) struct Commands {
 }
 
 impl Commands {
-    /// Creates an empty table and allocates its `capacity` slots, at most [`COMMANDS_MAX`]. No other function
-    /// allocates.
+    /// Creates an empty table with `capacity` slots, at most [`COMMANDS_MAX`]. No other function allocates.
     pub(crate) fn with_capacity(capacity: u32) -> Commands {
         let capacity = capacity.min(COMMANDS_MAX) as usize;
         Commands { entries: Vec::with_capacity(capacity), capacity, free: NO_SLOT, len: 0 }

@@ -44,7 +44,6 @@ use crate::shared_queue::SharedQueue;
 use compare_and_write::GuardView;
 pub(crate) use compare_and_write::OrphanedGuard;
 
-/// Maximum number of times that a command is submitted again.
 const RETRIES_MAX: u8 = 3;
 
 /// A disk operation in progress, executed by one or more NVMe commands.
@@ -83,8 +82,7 @@ pub(crate) struct NvmeChannel {
     /// `Gone` or `Absent`.
     setup: Option<Setup>,
     /// Maximum number of this core's commands at the drive, without those of sharers. 0 between polls if the
-    /// core is at rest or has sharers or compare-and-writes. Also 0 while a guard is active or the queue
-    /// command is not `Go`.
+    /// core is at rest or has sharers or compare-and-writes; 0 under a guard or without `Go`.
     limit: usize,
     guard: GuardView,
     shared_queue: Option<Box<SharedQueue>>,
@@ -102,7 +100,6 @@ pub(crate) struct NvmeChannel {
     partial: VecDeque<Slot>,
     /// Parts to submit again, each with the first tick at which it may be submitted.
     retries: VecDeque<(u32, Part)>,
-    /// Results for the next poll.
     finished: VecDeque<Done>,
     /// Number of completed writes, zeroings, deallocations and copies without FUA. A power loss may undo them
     /// until a flush.
@@ -123,8 +120,7 @@ impl NvmeChannel {
     ) -> NvmeChannel {
         let depth = core_queue.depth as usize;
         NvmeChannel {
-            // Not the current word: the manager may already have published a command, which this core must
-            // apply.
+            // Not the current word: the manager may have published a command, which this core must apply.
             word: CommandWord::INITIAL,
             // A loss that no flush has reported yet fails this core's first flush as well.
             losses_reported: shared.losses_reported.load(Ordering::Relaxed),
@@ -137,8 +133,7 @@ impl NvmeChannel {
             shared_queue: None,
             idle_shared_queue: None,
             commands: Commands::with_capacity(core_queue.depth),
-            // Slots for new requests, for whole-request commands that become requests, and for one
-            // compare-and-write.
+            // Slots for new requests, whole-request commands that become requests, and one compare-and-write.
             requests: Slab::with_capacity(2 * depth + 1),
             requests_max: depth,
             pending: VecDeque::with_capacity(depth),
@@ -191,8 +186,7 @@ impl NvmeChannel {
         }
     }
 
-    /// Ends all requests with `error` and drops the queue. Called only while the drive has none of this
-    /// core's commands.
+    /// Ends all requests with `error` and drops the queue. The drive must have none of this core's commands.
     fn fail_all(&mut self, error: DiskError) {
         self.limit = 0;
         self.note_loss();
@@ -218,8 +212,7 @@ impl NvmeChannel {
     }
 
     /// Returns the result of a flush that the drive completed: `MediaWrite` if a loss was recorded that no
-    /// flush of this core has reported yet. `changes` is the value of `NvmeChannel::changes` at the flush's
-    /// submission.
+    /// flush of this core has reported yet. `changes`: `NvmeChannel::changes` at its submission.
     #[cold]
     fn end_flush(&mut self, changes: u64) -> Result<(), DiskError> {
         self.flushed = self.flushed.max(changes);
@@ -248,8 +241,7 @@ impl NvmeChannel {
     }
 
     /// Moves all commands in flight to `retries`. Fails commands without a retry left with `error`, and
-    /// commands of a failed request with the request's error. Called only while the drive has none of these
-    /// commands.
+    /// commands of a failed request with the request's error. The drive must have none of them.
     fn reclaim_commands(&mut self, error: DiskError) {
         for slot in 0..self.commands.slots() {
             if let Some(part) = self.commands.cid_at(slot).and_then(|cid| self.take_part(cid)) {
@@ -348,8 +340,7 @@ impl NvmeChannel {
         (command.request, command.range, command.tries) = (Some(part.request), part.range, part.tries);
         (command.tick, command.is_abort_requested) = (self.word.tick(), false);
         let sqe = make_entry(setup, request, part.range, cid);
-        // An outdated copy of the cache windows translates no address. Refreshes the copy and tries once
-        // more.
+        // An outdated copy of the cache windows translates no address: refresh it and try once more.
         let sqe = match sqe {
             None if setup.pointers.cache_windows.refresh() => make_entry(setup, request, part.range, cid),
             sqe => sqe,
@@ -385,8 +376,7 @@ impl NvmeChannel {
         self.start_at::<false>(token, request, buf) || self.start_in_cache(token, request, buf)
     }
 
-    /// Calls `start_at` for data in a cache's memory. Never inlined, so that commands with data in the pool
-    /// do not pay for this path.
+    /// Calls `start_at` for data in a cache's memory. Not inlined: commands with pool data do not pay for it.
     #[cold]
     #[inline(never)]
     fn start_in_cache(&mut self, token: Token, request: &IoRequest, buf: &mut Option<Buf>) -> bool {
@@ -506,8 +496,7 @@ impl NvmeChannel {
     }
 
     /// Handles completions until the queue is empty or `done` reaches its capacity. A stray completion ends
-    /// the loop after `cq_entries` completions. Returns the number of completions, those of sharers and
-    /// strays included.
+    /// the loop after `cq_entries` completions. Returns their number, with sharers' and strays.
     #[inline]
     fn take_completions(&mut self, done: &mut Vec<Done>) -> usize {
         let mut count = 0;
@@ -568,8 +557,7 @@ impl NvmeChannel {
         if status.code() == Status::INVALID_OPCODE
             && let Some(setup) = &mut self.setup
         {
-            // The drive does not support a command that ONCS reports. The command is not submitted again
-            // before the next `Setup`.
+            // The drive lacks a command that ONCS reports. It is not submitted again before the next `Setup`.
             setup.rules.disable(task);
         }
         self.shared.failures.fetch_add(1, Ordering::Relaxed);

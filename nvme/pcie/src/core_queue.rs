@@ -1,8 +1,7 @@
 //! [`CoreQueue`]: state of one core's queue pair, shared by the core and the drive's manager.
 //!
 //! The manager writes the *word*: a [`QueueCommand`], its epoch and the tick. The core applies a changed word
-//! in its next poll and answers by storing the same word. In steady state the core loads the word once per
-//! poll.
+//! in its next poll and answers by storing the same word. A poll loads the word once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -107,14 +106,12 @@ pub(crate) struct CoreQueue {
     reset_requested: AtomicBool,
     /// The core still has commands from before a reset, or remaining blocks of requests begun before.
     is_replaying: AtomicBool,
-    /// CIDs of commands to abort.
     aborts: Lock<Vec<u16>>,
     setup: Lock<Option<Setup>>,
     /// Sharers that the core has not added to its `SharedQueue` yet.
     sharers: Lock<Vec<Sharer>>,
     has_sharers: AtomicBool,
-    /// Number of host cores that have a [`Sharer`] of this queue: the current host, and former hosts that
-    /// hang.
+    /// Number of cores with a [`Sharer`] of this queue: the current host, and former hosts that hang.
     hosts: AtomicU32,
     /// Guard participation of a core that was dropped with commands in flight, until its queue is deleted.
     orphaned_guard: Lock<Option<OrphanedGuard>>,
@@ -126,9 +123,7 @@ pub(crate) struct CoreQueue {
     pub(crate) nsid: u32,
     /// Requested maximum number of commands in flight.
     pub(crate) depth: u32,
-    /// Memory of the core's buffers.
     pub(crate) pool: Area,
-    /// Caches in front of the namespace.
     pub(crate) fronts: Arc<Fronts>,
     /// Index of the core, for logs and for the choice of a sharer's host.
     pub(crate) core: usize,
@@ -140,8 +135,7 @@ pub(crate) struct CoreQueue {
 struct Padded<T>(T);
 
 impl CoreQueue {
-    /// Creates a core queue with the initial word. Must be called on the core's thread, because the thread's
-    /// NUMA node is recorded.
+    /// Creates a core queue with the initial word. Called on the core's thread, whose NUMA node it records.
     pub(crate) fn new(
         core: usize,
         nsid: u32,
@@ -186,8 +180,7 @@ impl CoreQueue {
         self.answered.0.store(word.0, Ordering::Release);
     }
 
-    /// Publishes a queue command with the next epoch. Only the manager calls this and
-    /// [`CoreQueue::set_tick`].
+    /// Publishes a queue command with the next epoch. Only for the manager.
     pub(crate) fn set_queue_command(&self, command: QueueCommand) {
         self.word.0.store(self.word().next(command).0, Ordering::Release);
     }
@@ -201,8 +194,7 @@ impl CoreQueue {
         self.is_closed() || self.answered().command_and_epoch() == self.word().command_and_epoch()
     }
 
-    /// Returns true if the core is open and its last answer is more than `ticks` ticks behind the manager's
-    /// word.
+    /// Returns true if the core is open and its last answer is over `ticks` ticks behind the manager's word.
     pub(crate) fn is_unresponsive(&self, ticks: u32) -> bool {
         !self.is_closed() && self.word().tick().wrapping_sub(self.answered().tick()) > ticks
     }
@@ -303,8 +295,7 @@ impl CoreQueue {
         self.mapping.lock().take()
     }
 
-    /// Stores the setup for the next [`QueueCommand::Rewind`]. `None` removes a setup that the core did not
-    /// take.
+    /// Stores the setup for the next [`QueueCommand::Rewind`]. `None` removes one that the core did not take.
     pub(crate) fn put_setup(&self, setup: Option<Setup>) {
         *self.setup.lock() = setup;
     }

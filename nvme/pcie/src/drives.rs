@@ -37,8 +37,7 @@ impl Drives {
     }
 
     /// Returns the open drive at `address`, whatever its settings, or opens the drive. Blocks until a dropped
-    /// drive at this address is shut down, and then until the new one is ready or has failed. Never call this
-    /// on a core.
+    /// drive there is shut down, and the new one ready or failed. Never call it on a core.
     pub fn open(&self, address: PciAddress, settings: Settings) -> Result<Arc<Drive>, DriveError> {
         let slot = self.slot(address);
         let mut open = slot.lock();
@@ -57,8 +56,7 @@ impl Drives {
         result
     }
 
-    /// Returns the slot of an address, made if missing. Slots are never removed: their number is bounded by
-    /// the configured addresses.
+    /// Returns the slot of an address, made if missing. Slots stay: the configured addresses bound them.
     fn slot(&self, address: PciAddress) -> DriveSlot {
         let mut slots = self.open.lock();
         if let Some((_, slot)) = slots.iter().find(|(at, _)| *at == address) {

@@ -1,5 +1,4 @@
-//! [`Task`], the operation of a request, and [`make_entry`], which makes the submission queue entry of a
-//! command.
+//! [`Task`], the operation of a request, and [`make_entry`], which makes a command's submission queue entry.
 //!
 //! The lists that the drive reads (PRPs, SGL descriptors, ranges of Dataset Management and Copy) are in the
 //! command slot's own page. A list does not change until its command has ended.
@@ -18,13 +17,11 @@ use crate::dma::{Iova, PAGE_BYTES};
 use crate::pointers::ListPage;
 use crate::rules::{Deallocating, Rules, Zeroing};
 
-/// Operation of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Task {
     /// An operation of `DiskChannel::submit`.
     Op(Op),
-    /// A deallocation too large for Write Zeroes ([`Rules::may_deallocate_by_zeroes`]), done by Dataset
-    /// Management.
+    /// A deallocation by Dataset Management, too large for [`Rules::may_deallocate_by_zeroes`].
     DeallocateHint,
     /// A copy. The request's range is the destination.
     Copy {
@@ -149,8 +146,7 @@ fn dataset_management(cid: u16, rules: &Rules, range: BlockRange, list: ListPage
     Sqe::dsm(cid, rules.nsid, 1).with_prp(list.iova.0, 0)
 }
 
-/// Sets a data pointer for `bytes` whose PRP entries all point to `page`. Returns `None` if the list page is
-/// too small.
+/// Sets a data pointer for `bytes` whose PRP entries all point to `page`. `None`: the list page is too small.
 fn zero_pages(sqe: Sqe, page: Iova, bytes: usize, list: ListPage<'_>) -> Option<Sqe> {
     let pages = bytes.div_ceil(PAGE_BYTES as usize);
     for word in list.words.get(..pages.saturating_sub(1))? {

@@ -22,7 +22,6 @@ pub(crate) type Released = Arc<Lock<Vec<Arc<CacheArea>>>>;
 /// Callback of a cache for possible changes of the namespace by others.
 type Callback = Box<dyn Fn() + Send + Sync>;
 
-/// A cache's memory area and its mapping.
 pub(crate) struct CacheArea {
     area: Area,
     /// Mapping for the function that is open; `None` while there is none.
@@ -67,7 +66,6 @@ impl Fronts {
         self.nsid
     }
 
-    /// Returns an area without a mapping.
     pub(crate) fn new_area(area: &Area) -> Arc<CacheArea> {
         Arc::new(CacheArea { area: area.clone(), mapping: Lock::new(None) })
     }
@@ -100,8 +98,7 @@ impl Fronts {
     }
 
     /// Calls all callbacks: others may have changed the namespace. What cores read from the drive after this
-    /// call is not older than the change, as the change came before the event or the absence that caused the
-    /// call.
+    /// call is not older than the change, which came before its cause.
     pub(crate) fn notify(&self) {
         self.callbacks.lock().iter().for_each(|callback| callback());
     }

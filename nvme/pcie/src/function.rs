@@ -88,8 +88,7 @@ pub trait Function: Send + Sync {
     /// The system's error if the function cannot be reset.
     fn reset(&self) -> io::Result<()>;
 
-    /// Returns true once a removal (hot removal, unbinding) was requested. The function should then be closed
-    /// soon.
+    /// Returns true once a removal (hot removal, unbinding) was requested. Close the function soon.
     fn is_removal_asked(&self) -> bool;
 }
 

@@ -14,8 +14,7 @@
 //! the request or can no longer access memory: disabled with CSTS.RDY 0, bus mastering off, or gone. A handle
 //! that is dropped with commands in flight leaks their buffers.
 //!
-//! Not supported: interrupts, controller memory buffer, metadata, zoned or key-value namespaces, multipath
-//! between drives.
+//! Not supported: interrupts, controller memory buffer, metadata, zoned or key-value namespaces, multipath.
 //!
 //! Limits: 1023 commands in flight on a queue pair (959 of its core, 64 of sharers), 1 MiB of data for each
 //! command (larger requests are split).

@@ -1,5 +1,4 @@
-//! [`Manager`]: control of one drive, off the data path: open, enable, watch, reset, open again after a
-//! loss, shut down.
+//! [`Manager`]: control of one drive, off the data path: open, enable, watch, reset, reopen, shut down.
 //!
 //! ```text
 //!   open ─> bring_up ─> serve ── error ───> Stop, disable, Rewind ─> bring_up ...
@@ -182,7 +181,6 @@ impl Manager {
     }
 }
 
-/// State of the manager's future.
 struct ManagerTask {
     shared: Arc<DriveShared>,
     bus: Arc<dyn Bus>,
@@ -202,14 +200,12 @@ struct ManagerTask {
     absence: Cell<Absence>,
     /// Manager time in milliseconds at which closing began.
     closing_since: Cell<Option<u64>>,
-    /// Manager time in milliseconds since which cores repeat commands from before a reset; `None` while none
-    /// does.
+    /// Manager time in milliseconds since which cores repeat commands of before a reset; `None`: none does.
     replaying_since: Option<u64>,
     /// `Some` while the drive is in service.
     background: RefCell<Option<Background>>,
 }
 
-/// Result of [`ManagerTask::disable`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StopMethod {
     /// CSTS.RDY is 0.
@@ -434,7 +430,6 @@ fn shutdown_limit(rtd3e_us: u32) -> Duration {
 }
 
 const SHUTDOWN_MIN: Duration = Duration::from_secs(10);
-/// Upper bound of [`shutdown_limit`].
 pub(crate) const SHUTDOWN_MAX: Duration = Duration::from_secs(60);
 
 /// Calls `f` once in each step until `f` returns `Some`.

@@ -52,9 +52,7 @@ impl Window {
 }
 
 pub(crate) struct Pointers {
-    /// Memory of the core's pool.
     pub(crate) window: Window,
-    /// Memory of caches.
     pub(crate) cache_windows: Windows,
     /// SGLs are used where two PRP entries are not enough.
     pub(crate) has_sgls: bool,
@@ -98,8 +96,7 @@ impl Pointers {
         }
     }
 
-    /// Returns the IOVA in a cache's memory. Never inlined, so that commands with data in the pool do not pay
-    /// for this path.
+    /// Returns the IOVA in a cache's memory. Not inlined: commands with pool data do not pay for it.
     #[cold]
     #[inline(never)]
     fn cache_iova(&self, piece: &[u8]) -> Option<u64> {

@@ -6,8 +6,7 @@
 //! ```
 //!
 //! Order of accesses: entries are stored before the doorbell (release fence; registers are uncached, and
-//! x86-64 keeps stores in order). The word with the phase is loaded before the rest of a completion
-//! (acquire).
+//! x86-64 keeps stores in order). The phase is loaded before the rest of a completion (acquire).
 //!
 //! With shadow doorbells, a full fence separates the driver's store of the tail from its load of EventIdx.
 //! The controller has such a fence between its store of EventIdx and its load of the tail. So at least one of
@@ -94,8 +93,7 @@ impl Layout {
         Some(std::array::from_fn(|at| words[at].load(Ordering::Relaxed)))
     }
 
-    /// Writes the completion queue entry at `index`, the word with the phase (`last`) after the other one
-    /// (release).
+    /// Writes the completion queue entry at `index`, the word with the phase (`last`) last (release).
     pub(crate) fn put_completion(self, memory: &DmaMemory, index: u16, result: u64, last: u64) {
         let begin = self.cq_offset() / 8 + usize::from(index) * CQE_WORDS;
         if let Some([first, second]) = memory.words().get(begin..begin + CQE_WORDS) {
@@ -172,8 +170,7 @@ impl Shadow {
             // A doorbell beyond the page has no shadow.
             return true;
         };
-        // The other half of the word is unused, or belongs to the same queue pair, whose doorbells only this
-        // core writes.
+        // The other half of the word is unused, or of the same queue pair, which only this core writes.
         let kept = value.load(Ordering::Relaxed) & !(0xffff_ffff << shift);
         value.store(kept | u64::from(new) << shift, Ordering::Release);
         fence(Ordering::SeqCst);
@@ -205,8 +202,7 @@ pub(crate) struct QueuePair {
 }
 
 impl QueuePair {
-    /// Creates a queue pair in `memory`, which must have at least [`Layout::bytes`] and a zeroed completion
-    /// queue.
+    /// Creates a queue pair in `memory`: at least [`Layout::bytes`], with a zeroed completion queue.
     pub(crate) fn new(qid: u16, layout: Layout, memory: Arc<DmaMemory>, bar: Bar, dstrd: u8) -> QueuePair {
         QueuePair {
             memory,
@@ -256,8 +252,7 @@ impl QueuePair {
         self.layout
     }
 
-    /// Stores an entry at the tail, without a doorbell. The caller has fewer than [`Layout::depth`] commands
-    /// in flight.
+    /// Stores an entry at the tail, without a doorbell. Fewer than [`Layout::depth`] commands are in flight.
     #[expect(clippy::inline_always, reason = "a part of the data path, in one place of it")]
     #[inline(always)]
     pub(crate) fn push(&mut self, sqe: Sqe) {

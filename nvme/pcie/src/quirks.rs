@@ -1,5 +1,4 @@
-//! [`Quirks`]: by PCI vendor and device, requirements of some drives that registers and Identify data do not
-//! report.
+//! [`Quirks`]: by PCI vendor and device, requirements of drives that registers and Identify do not report.
 //!
 //! From the tables of Linux (`drivers/nvme/host/pci.c`, `nvme_id_table`) and SPDK
 //! (`lib/nvme/nvme_quirks.c`), without quirks for features that this driver does not use.

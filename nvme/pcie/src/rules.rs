@@ -1,5 +1,4 @@
-//! [`Rules`], the limits of a controller and a namespace for the data path; [`Namespace`]; classification of
-//! status codes.
+//! [`Rules`], the limits of a controller and a namespace for the data path; [`Namespace`]; status codes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,8 +10,7 @@ use crate::dma::PAGE_BYTES;
 use crate::entry::Task;
 use crate::pointers::TRANSFER_BYTES_MAX;
 
-/// Maximum number of blocks of a command with NLB, a zero-based 16-bit field. Dataset Management and Copy
-/// have no NLB.
+/// Maximum number of blocks of a command with NLB: 16 bits, zero-based (not Dataset Management and Copy).
 const NLB_MAX: u32 = 1 << 16;
 
 /// Maximum number of source ranges of one Copy: the 32-byte descriptors that fit one list page.
@@ -21,7 +19,6 @@ const COPY_RANGES_MAX: u32 = PAGE_BYTES / 32;
 /// Method of [`Op::WriteZeroes`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Zeroing {
-    /// The Write Zeroes command.
     Command,
     /// Writes whose PRP entries all point to one zero page.
     Writes,
@@ -48,8 +45,7 @@ const ZEROES_OF_DEALLOCATION_MAX: u32 = 64;
 pub(crate) struct CopyLimits {
     /// Maximum number of blocks of a source range.
     pub(crate) range_blocks: u32,
-    /// Maximum number of blocks of all source ranges together, such that the range descriptors fit one list
-    /// page.
+    /// Maximum number of blocks of all source ranges together; their descriptors fit one list page.
     pub(crate) blocks: u32,
 }
 
@@ -69,8 +65,7 @@ pub(crate) struct Rules {
     pub(crate) shift: u32,
     /// Maximum number of blocks of a Read, Write or Compare (MDTS, [`TRANSFER_BYTES_MAX`], [`NLB_MAX`]).
     pub(crate) transfer_blocks: u32,
-    /// Boundary in blocks that a Read, Write or Compare does not cross (NOIOB, or the stripe of a quirk); 0
-    /// without a boundary.
+    /// Boundary in blocks that a Read, Write or Compare does not cross (NOIOB, or a quirk's stripe); 0: none.
     pub(crate) boundary_blocks: u32,
     /// Maximum number of blocks of one Write Zeroes (the smallest of WZSL, WZDSL and [`NLB_MAX`]).
     pub(crate) zeroing_blocks: u32,
@@ -146,8 +141,7 @@ impl Rules {
         Abilities { compare: self.has_compare, verify, copy, reads_in_place: false }
     }
 
-    /// Disables Compare, Verify or Copy after the drive refused it with Invalid Opcode. No effect for other
-    /// operations.
+    /// Disables Compare, Verify or Copy after the drive refused it with Invalid Opcode. Others: no effect.
     pub(crate) fn disable(&mut self, task: Task) {
         match task {
             Task::Op(Op::Compare) => self.has_compare = false,
@@ -166,9 +160,8 @@ impl Rules {
     }
 
     /// Selects the next method, if any, after the drive refused Write Zeroes or DEAC with `code`: Invalid
-    /// Opcode or Invalid Field. Returns true if the command should be submitted again, with that method or to
-    /// fail as not supported. Some drives refuse commands that they report (SK hynix SC300: Linux's quirk for
-    /// 1c5c:1504).
+    /// Opcode or Invalid Field. True: submit again, with that method or to fail as not supported. Some drives
+    /// refuse commands that they report (SK hynix SC300: Linux's quirk for 1c5c:1504).
     pub(crate) fn fall_back(&mut self, task: Task, code: Status) -> bool {
         if ![Status::INVALID_OPCODE, Status::INVALID_FIELD].contains(&code) {
             return false;
@@ -233,8 +226,7 @@ impl Rules {
     }
 }
 
-/// Returns the maximum number of blocks of a Dataset Management command with one range (DMRSL, DMSL; 0 means
-/// no limit).
+/// Returns the maximum blocks of a Dataset Management command with one range (DMRSL, DMSL; 0: no limit).
 fn dsm_blocks(nvm: &IdentifyControllerNvm) -> u32 {
     let limit = |blocks: u64| if blocks == 0 { u32::MAX } else { u32::try_from(blocks).unwrap_or(u32::MAX) };
     limit(nvm.dmrsl.get().into()).min(limit(nvm.dmsl.get()))
@@ -270,8 +262,7 @@ pub struct Namespace {
     boundary_blocks: u32,
     /// DLFEAT bit 3: Write Zeroes supports DEAC.
     has_deac: bool,
-    /// Maximum number of blocks that a write changes atomically (NAWUN or AWUN plus 1; 1 with atomic
-    /// boundaries).
+    /// Maximum blocks that a write changes atomically (NAWUN or AWUN plus 1; 1 with atomic boundaries).
     atomic_blocks: u32,
     copy_limits: CopyLimits,
     /// NSATTR bit 0: the namespace is write protected.

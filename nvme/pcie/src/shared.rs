@@ -18,8 +18,7 @@ use crate::rules::{Namespace, Rules};
 
 pub(crate) const TICK_MS: u64 = 100;
 
-/// Time limits, intervals and queue pairs of a drive. Defaults are those of Linux where Linux has the
-/// setting.
+/// Time limits, intervals and queue pairs of a drive. Defaults are those of Linux, where it has them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
     /// Time from the submission of an I/O command until its Abort.
@@ -70,8 +69,7 @@ pub struct DriveFacts {
     pub model: String,
     /// Firmware revision (FR), without padding.
     pub firmware: String,
-    /// Number of I/O queue pairs that the controller allocated and whose doorbells are within BAR 0, at most
-    /// [`Settings::queue_pairs`].
+    /// Number of I/O queue pairs allocated, with doorbells within BAR 0, at most [`Settings::queue_pairs`].
     pub queue_pairs: u32,
     /// Maximum number of entries of a queue (CAP.MQES + 1).
     pub entries_max: u32,
@@ -124,8 +122,7 @@ pub(crate) struct DriveState {
     pub(crate) namespaces: Vec<(Arc<Namespace>, Rules)>,
     pub(crate) core_queues: Vec<Arc<CoreQueue>>,
     pub(crate) health: Option<SmartLog>,
-    /// Pools mapped by [`Disk::prepare`](spindle_target_disk::Disk::prepare), until a core opens
-    /// the disk.
+    /// Pools mapped by [`Disk::prepare`](spindle_target_disk::Disk::prepare) until a core opens it.
     pub(crate) prepared: Vec<(Area, Box<dyn Mapping>)>,
     /// Cache memory of each disk, owned by the disk and the cores that have it open.
     fronts: Vec<Weak<Fronts>>,

@@ -8,8 +8,7 @@
 //! ```
 //!
 //! `vfio-ioctls` opens only the container; groups are opened as files, and devices by an ioctl (`system.rs`).
-//! The device type of `vfio-ioctls` is not used: its drop reads sysfs, and panics if the function was removed
-//! meanwhile (hot removal).
+//! The device type of `vfio-ioctls` is not used: its drop reads sysfs, and panics after a hot removal.
 //!
 //! # Closing
 //!
@@ -68,8 +67,7 @@ pub struct VfioBus {
 }
 
 impl VfioBus {
-    /// Creates the bus of the drive at `address`. [`Bus::open`] attaches the drive's group to the container
-    /// of `vfio`.
+    /// Creates the bus of the drive at `address`. [`Bus::open`] attaches its group to `vfio`'s container.
     #[must_use]
     pub fn new(vfio: Arc<Vfio>, address: PciAddress) -> VfioBus {
         VfioBus { vfio, address }

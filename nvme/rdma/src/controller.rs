@@ -113,7 +113,6 @@ pub enum Phase {
     Closed,
 }
 
-/// State of an unanswered command.
 #[derive(Debug, Default)]
 struct Pending {
     /// Descriptors of the command's data at the host, until a fetch of all of the data or the reply.
@@ -142,8 +141,7 @@ pub struct Conn {
     inbox: VecDeque<Capsule>,
     /// Receive buffers to be posted again.
     free_buffers: VecDeque<Buf>,
-    /// State of the command in the last [`Event::Command`], until the command has a slot, is answered or is
-    /// ignored.
+    /// State of the command in the last [`Event::Command`], until it has a slot, is answered or ignored.
     current: Option<Pending>,
     /// Unanswered commands with a slot, indexed by the slot's index.
     pending: Vec<(RequestId, Pending)>,
@@ -170,8 +168,7 @@ pub struct Conn {
     /// Completed fast-path replies not yet counted by [`Transport::take_fast_path_sent`].
     fast_path_sent: u32,
     outstanding_max: usize,
-    /// Commands returned by `next_event` that have no reply yet. Together with the inbox at most `receives`,
-    /// else [`Violation::Capsules`].
+    /// Unanswered commands of `next_event`. With the inbox at most `receives`, else [`Violation::Capsules`].
     unanswered: usize,
     silence: Silence,
 }
@@ -303,8 +300,7 @@ impl Conn {
             + self.pending.iter().map(|(_, pending)| is_held(pending)).sum::<usize>()
     }
 
-    /// Returns true if [`Transport::next_event`] has an event or a capsule to parse, without further
-    /// completions.
+    /// Returns true if [`Transport::next_event`] has an event or capsule, without further completions.
     #[inline]
     #[must_use]
     pub fn has_events(&self) -> bool {
@@ -315,21 +311,18 @@ impl Conn {
             || (self.phase == Phase::Closed && !self.is_closed_reported)
     }
 
-    /// Returns the violation that ended the connection, for the log. `None`: there was none, or it was
-    /// returned before.
+    /// Returns the violation that ended the connection, for the log. `None`: none, or returned before.
     pub fn take_violation(&mut self) -> Option<Violation> {
         self.violation.take()
     }
 
-    /// Returns the time at which [`Conn::on_time`] must be called. Zero: in the next turn; `None`: no call is
-    /// needed.
+    /// Returns when [`Conn::on_time`] must be called. Zero: in the next turn; `None`: no call is needed.
     #[must_use]
     pub fn deadline(&self) -> Option<Nanos> {
         self.deadline
     }
 
-    /// Starts the close timer of a drain. Ends the connection once the timer has expired: replies not sent by
-    /// then are lost.
+    /// Starts the close timer of a drain. Its expiry ends the connection: replies not sent by then are lost.
     pub fn on_time(&mut self, now: Nanos) {
         match self.deadline {
             Some(Nanos::ZERO) => self.deadline = Some(now + self.config.close_timeout),
@@ -344,14 +337,12 @@ impl Conn {
     /// Probes the host if the connection has been idle for `probe_after`. To be called much more often than
     /// that. Returns true if a probe was queued and must be posted.
     ///
-    /// At most one probe is outstanding: nothing is probed while work is posted, as its completion shows
-    /// whether the host responds.
+    /// At most one probe is outstanding: posted work shows by its completion whether the host responds.
     ///
     /// Keep Alive detects a dead host, but not if KATO is 0, and not for an I/O queue whose admin queue is
     /// closed. An idle queue pair does not detect a dead peer either. So an idle connection posts an RDMA
     /// WRITE of zero bytes. Such a WRITE accesses no memory and needs no key (InfiniBand Architecture 1.4,
-    /// C9-88), and the host's software does not see it. If the host is dead, the queue pair exceeds its
-    /// retries.
+    /// C9-88), and the host's software does not see it. The queue pair of a dead host exceeds its retries.
     pub fn watch(&mut self, now: Nanos) -> bool {
         let is_busy = std::mem::take(&mut self.silence.is_broken) || self.posted() > 0;
         if self.phase != Phase::Open || is_busy || !self.replies.is_empty() {
@@ -532,8 +523,7 @@ impl Transport for Conn {
         let Some(current) = self.current.take() else { return };
         let old = match self.pending.get_mut(slot.index()) {
             Some(place) => std::mem::replace(place, (slot, current)).1,
-            // The slot's index exceeds `receives`: the target has accepted more requests than the shell has
-            // posted receives.
+            // The slot's index exceeds `receives`: the target accepted more requests than there are receives.
             None => {
                 self.end();
                 current
@@ -627,8 +617,7 @@ impl Transport for Conn {
         if self.phase != Phase::Open {
             return;
         }
-        // The host may send its next command as soon as it receives the reply, which may be before the SEND's
-        // completion.
+        // The host may send its next command once it has the reply, maybe before the SEND's completion.
         self.unanswered -= 1;
         let Reply { slot, cqe, data, may_omit_cqe: _ } = reply;
         let mut pending = self.pending_mut(slot).map(std::mem::take).unwrap_or_default();

@@ -166,7 +166,6 @@ pub enum Violation {
     },
 }
 
-/// State of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Open,
@@ -246,8 +245,7 @@ impl Conn {
         }
     }
 
-    /// Returns the maximum descriptors of a list: limited by MSDBD, by the in-capsule bytes, and by
-    /// [`DESCRIPTORS_MAX`].
+    /// Returns the maximum descriptors of a list: limited by MSDBD, in-capsule bytes and [`DESCRIPTORS_MAX`].
     fn list_max(&self) -> usize {
         let room = self.config.in_capsule_bytes as usize / DESCRIPTOR_BYTES;
         usize::from(self.config.descriptors).min(room).min(DESCRIPTORS_MAX)
@@ -304,8 +302,7 @@ impl Conn {
         self.commands.get_mut(chain)?.data.as_mut().map(|data| &mut data.buf)
     }
 
-    /// Returns the keys of the data buffer of the command of `chain`; `None` if the command has no data or
-    /// has ended.
+    /// Returns the keys of the data buffer of the command of `chain`; `None`: it has no data or has ended.
     #[inline]
     #[must_use]
     pub fn keys(&self, chain: Slot) -> Option<&Keys> {
@@ -335,8 +332,7 @@ impl Conn {
         }
     }
 
-    /// Handles a completion of the send queue. A failed work request, or a completion out of order, ends the
-    /// connection.
+    /// Handles a completion of the send queue. A failure, or a completion out of order, ends the connection.
     #[inline]
     pub fn completed(&mut self, completion: Completion) {
         let Completion { chain, is_signalled, is_ok } = completion;
@@ -393,8 +389,7 @@ impl Conn {
         self.commands.outstanding
     }
 
-    /// Queues a command, and sets its data pointer. The caller chooses a free CID below
-    /// [`HostConfig::entries`].
+    /// Queues a command, and sets its data pointer. Its CID is free and below [`HostConfig::entries`].
     ///
     /// # Errors
     /// [`SubmitError`] returns the data: the connection has ended, the CID is in use or out of range, or the
@@ -419,8 +414,7 @@ impl Conn {
         Ok(())
     }
 
-    /// Returns the next event. `None`: there is none until a message or completion is handled, or
-    /// [`Conn::on_gone`] is called.
+    /// Returns the next event. `None`: none until a message, a completion or [`Conn::on_gone`].
     #[inline]
     pub fn next_event(&mut self) -> Option<HostEvent> {
         if let Some(cid) = self.finished.pop_front() {

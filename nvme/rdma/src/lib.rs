@@ -1,5 +1,4 @@
-//! NVMe over RDMA: the protocol of both ends without verbs, and the shell that connects the controller's end
-//! to verbs.
+//! NVMe over RDMA: the protocol of both ends without verbs, and the shell of the controller's end.
 //!
 //! ```text
 //!   shell / link:  completions ──> Conn::received, Conn::completed ──> next_event

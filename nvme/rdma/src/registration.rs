@@ -2,8 +2,7 @@
 //!
 //! Registration pins pages and fills the device's translation table: tens of microseconds, far more than a
 //! small command. Applications reuse buffers, so a registration is kept after its use (Goglin 3.2). When the
-//! limits are exceeded, the least recently used registrations are dropped, in batches and outside of the data
-//! path (PVFS 5.4).
+//! limits are exceeded, the least recently used are dropped, in batches off the data path (PVFS 5.4).
 //!
 //! ```text
 //!            miss                  release                 over a limit, invalidated          tidy
@@ -13,8 +12,7 @@
 //! ```
 //! **Lookup.** A registration serves every range that it covers. A new registration removes those that it
 //! covers from the map, so no mapped registration covers another. Therefore ends ascend with starts: of the
-//! registrations that start at or before an address, the last one has the highest end. One lookup in an
-//! ordered map suffices.
+//! registrations that start at or before an address, the last one has the highest end. One lookup suffices.
 //!
 //! **Validity.** A registration refers to the pages that were mapped when it was made. If memory is unmapped
 //! and mapped again, the device would access the old pages. The code that unmaps memory must call
@@ -39,8 +37,7 @@ use spindle_reactor::slab::{SLAB_ENTRIES_MAX, Slab, Slot};
 pub use buffers::Registrations;
 pub use domains::domain_of;
 
-/// Granularity of registrations in bytes. Devices pin whole pages, and buffers in the same page share a
-/// registration.
+/// Granularity of registrations in bytes. Devices pin whole pages; buffers in one page share a registration.
 const PAGE: usize = 4096;
 
 /// Registers memory with a device; tests implement it without verbs.

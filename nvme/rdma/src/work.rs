@@ -37,8 +37,7 @@ pub enum Op {
         /// Source at the peer.
         remote: Remote,
     },
-    /// RDMA WRITE of a span of the chain's buffer to the peer's memory. With zero bytes the address and key
-    /// are not used.
+    /// RDMA WRITE of a span of the chain's buffer to the peer's memory. Zero bytes use no address and key.
     Write {
         /// Source; its scatter/gather entries are within the device's limit.
         local: Span,

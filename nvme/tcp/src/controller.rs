@@ -9,8 +9,7 @@
 //!   phase()                                          HalfClosed: shut down sending; Closed: close the socket
 //! ```
 //!
-//! `Sent` precedes all events of bytes received after the send, so a host that reuses a queue entry is not
-//! counted twice.
+//! `Sent` precedes all events of bytes received after the send, so a reused queue entry is not counted twice.
 
 mod capsule_stash;
 mod receive;
@@ -82,7 +81,6 @@ impl Default for ConnConfig {
     }
 }
 
-/// PDU-type of the terminate request.
 const TERM_REQ: PduType = PduType::C2H_TERM_REQ;
 /// Longest head: C2HData or R2T with its digest.
 const HEAD: usize = 24 + DIGEST_BYTES;
@@ -168,8 +166,7 @@ impl Conn {
 
     stream_methods!();
 
-    /// Returns true while a command with in-capsule data is pending. The shell must not read the socket
-    /// meanwhile.
+    /// True while a command with in-capsule data is pending; the shell must not read the socket then.
     #[inline]
     #[must_use]
     pub fn is_paused(&self) -> bool {
@@ -213,8 +210,7 @@ impl Conn {
         }
     }
 
-    /// Returns the count of PDUs not completely sent, the count of open R2Ts, and the unread bytes kept
-    /// from earlier batches.
+    /// Returns the counts of unsent PDUs and of open R2Ts, and the unread bytes kept from earlier batches.
     #[must_use]
     pub fn in_flight(&self) -> (usize, usize, usize) {
         (self.wire.outbox.len(), self.transfers.len(), self.wire.inbox.carried())
@@ -233,8 +229,7 @@ impl Conn {
         self.stash = CapsuleStash::default();
     }
 
-    /// Returns the next event of the stash or of received bytes, in any phase of the connection; `Closed` at
-    /// the end.
+    /// Returns the next event of the stash or of received bytes, in any phase; `Closed` at the end.
     #[inline(never)]
     fn next_received(&mut self) -> Option<Event> {
         if let Some(fetched) = self.stash.next_fetched() {
@@ -293,8 +288,7 @@ impl Transport for Conn {
             {
                 let payload = Payload::new(Source::Capsule(slot), buf, 0, &pending.frame);
                 self.wire.receiving = Receiving::Payload(payload);
-                // Copied now, while the data is in the batch: `unload` would copy the data to the carry
-                // first.
+                // Copied now, from the batch: `unload` would copy the data to the carry first.
                 self.wire.copy_payload();
             }
             Receiving::PendingCapsule(_) | Receiving::Header | Receiving::Payload(_) | Receiving::Skip(_) => {
@@ -368,8 +362,7 @@ impl Transport for Conn {
 
     fn close(&mut self, reason: CloseReason) {
         match reason {
-            // Queued replies are sent first: the reply to Disconnect, a refusal, completions of finished
-            // commands.
+            // Queued replies are sent first: to Disconnect, a refusal, completions of commands.
             CloseReason::Disconnect
             | CloseReason::ControllerGone
             | CloseReason::HostError

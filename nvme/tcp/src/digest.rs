@@ -14,7 +14,6 @@ fn low_half(crc: u64) -> u32 {
     u32::try_from(crc & u64::from(u32::MAX)).unwrap_or(0)
 }
 
-/// Returns the digest of contiguous bytes.
 #[inline]
 pub(crate) fn of_bytes(bytes: &[u8]) -> u32 {
     low_half(checksum(CRC32C, bytes))

@@ -97,8 +97,7 @@ impl Frame {
         Ok(Frame { header_bytes: data_at, data_bytes: ch.plen() - around, data_digest: agreed.data_digest })
     }
 
-    /// Checks HLEN, the digest flags and the lower bound of PLEN. Returns the bytes of header and header
-    /// digest.
+    /// Checks HLEN, the digest flags and the lower bound of PLEN. Returns the bytes of header and digest.
     #[inline]
     fn header(ch: &CommonHeader, hlen: u8, agreed: &Agreed) -> Result<u32, Violation> {
         if ch.hlen != hlen {
@@ -132,8 +131,7 @@ pub(crate) fn check_initialize(ch: &CommonHeader) -> Result<(), Violation> {
     Frame::without_data(ch, 128, &Agreed::INITIAL).map(|_| ())
 }
 
-/// Longest terminate request in bytes: its header and 128 bytes of the wrong PDU (NVMe/TCP 1.0 section
-/// 3.6.2.3).
+/// Longest terminate request in bytes: its header and 128 of the wrong PDU (NVMe/TCP 1.0 section 3.6.2.3).
 const TERM_REQ_BYTES_MAX: u32 = 152;
 
 /// Checks HLEN and PLEN of a terminate request, which never has digests.

@@ -72,7 +72,6 @@ impl Default for HostConfig {
 /// Event of a TCP connection. After [`HostEvent::Ready`] (ICResp) [`Conn::max_h2c_data`] is known.
 pub type HostEvent = host::HostEvent<Violation>;
 
-/// PDU-type of the terminate request.
 const TERM_REQ: PduType = PduType::H2C_TERM_REQ;
 /// Longest head: CapsuleCmd with its digest.
 const HEAD: usize = 72 + DIGEST_BYTES;
@@ -136,8 +135,7 @@ impl Conn {
 
     stream_methods!();
 
-    /// Removes the first `count` bytes of [`Conn::send_pieces`] from the queue, as the socket has accepted
-    /// them.
+    /// Removes the first `count` bytes of [`Conn::send_pieces`], which the socket has accepted.
     ///
     /// # Panics
     /// If `count` is greater than the bytes queued.

@@ -154,8 +154,7 @@ impl Inbox {
         T::ref_from_bytes(bytes).ok()
     }
 
-    /// Returns the next `N` bytes without consuming them. `None`: the batch has fewer, or the carry is not
-    /// empty.
+    /// Returns the next `N` bytes without consuming them. `None`: the batch has fewer, or there is a carry.
     #[inline]
     pub(crate) fn peek_batch<const N: usize>(&self) -> Option<&[u8; N]> {
         if self.carry.is_empty() { self.batch.unread().first_chunk() } else { None }
@@ -272,8 +271,7 @@ impl Inbox {
 const HEADERS_BYTES: usize = 4096;
 
 /// Predicts whether the next bytes of a connection are a large payload. If so, at most `HEADERS_BYTES` are
-/// received into the batch, and the payload directly into its buffer. The first receives are of whole
-/// batches.
+/// received into the batch, and the payload directly into its buffer. At first, whole batches are received.
 ///
 /// Large payloads often follow each other: after one, receives into the batch are limited. When a limited
 /// receive was full and no direct receive follows it, whole batches are received again. A wrong prediction
@@ -297,8 +295,7 @@ impl Expectation {
         if self.expects_payload { HEADERS_BYTES } else { usize::MAX }
     }
 
-    /// Records a receive into the batch. `is_full`: it returned as many bytes as [`Expectation::batch_bytes`]
-    /// allowed.
+    /// Records a receive into the batch. `is_full`: it returned all of [`Expectation::batch_bytes`].
     #[inline]
     pub(crate) fn on_batch(&mut self, is_full: bool) {
         self.was_cut = self.expects_payload && is_full;

@@ -19,8 +19,7 @@ use crate::digest;
 
 /// Zero bytes between header and data, at most 128 minus the header (NVMe/TCP 1.0 section 3.6.1, PAD).
 static PADDING: [u8; 128] = [0; 128];
-/// Maximum pieces of the list that is tried first. A list of [`PIECES_MAX`] occupies 16 KiB of stack, too
-/// much to set up for one PDU.
+/// Maximum pieces of the list that is tried first. [`PIECES_MAX`] need 16 KiB of stack, too much for one PDU.
 const FEW_PIECES: usize = 16;
 
 /// The part of a PDU between head and tail.
@@ -147,8 +146,7 @@ impl<const HEAD: usize, const TAIL: usize, K: Default> Outbox<HEAD, TAIL, K> {
         (0..self.len).map(|index| u64::from(self.ring[self.ring_index(index)].body_bytes)).sum()
     }
 
-    /// Returns the bytes of the ring after `count` PDUs, 4 or more, were queued at once; without their
-    /// bodies.
+    /// Returns the bytes of the ring after `count` PDUs, 4 or more, were queued at once; no bodies.
     pub(crate) const fn bytes_for(count: usize) -> usize {
         count.next_power_of_two() * size_of::<OutPdu<HEAD, TAIL, K>>()
     }

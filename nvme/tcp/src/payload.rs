@@ -1,5 +1,4 @@
-//! The data of one PDU that is received into its buffer: copied from the inbox, or read directly from the
-//! socket.
+//! The data of one PDU that is received into its buffer: copied from the inbox, or read from the socket.
 
 use std::io::IoSliceMut;
 
@@ -15,8 +14,7 @@ use crate::inbox::Inbox;
 /// receive then takes many commands with their payloads, and one send answers them. A direct receive is of
 /// one payload. `scripts/compare/sizes` shows both.
 pub(crate) const DIRECT_PAYLOAD_MIN: usize = 128 << 10;
-/// Minimum missing bytes for a direct receive. For less, a copy from the batch is cheaper than more pieces in
-/// `readv`.
+/// Minimum missing bytes for a direct receive. For less, a copy is cheaper than more pieces in `readv`.
 pub(crate) const DIRECT_BYTES_MIN: usize = 8 << 10;
 
 /// The data of one PDU. Owns its buffer until the PDU is complete or the remaining bytes are skipped.
@@ -34,7 +32,6 @@ pub(crate) struct Payload<K> {
     has_digest: bool,
 }
 
-/// Result of [`Payload::fill`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Filled {
     /// More bytes are needed.
@@ -58,7 +55,6 @@ impl<K> Payload<K> {
         Payload { key, buf, start, at: start, end, has_digest: frame.data_digest }
     }
 
-    /// Returns the offset in the buffer after this PDU's last byte.
     #[inline]
     pub(crate) fn end(&self) -> u32 {
         u32::try_from(self.end).unwrap_or(u32::MAX)

@@ -1,5 +1,4 @@
-//! The shell of one core: moves bytes between the core's connections and their sockets. `Conn` implements the
-//! protocol.
+//! The shell of one core: moves bytes between connections and sockets. `Conn` implements the protocol.
 //!
 //! ```text
 //!   poll:   direct connections ── recv into the core's one batch ──> Conn ── Connections::step ──> sendmsg
@@ -15,8 +14,7 @@
 //! more than `FEW_CONNECTIONS` are direct.
 //!
 //! A turn has a budget (`BUDGET`): with many busy connections it serves some of them, and the next turn
-//! continues with the others. So the core's disks, timers and new connections do not wait for all
-//! connections.
+//! continues with the others. So disks, timers and new connections do not wait for all.
 //!
 //! Time-outs are judged after what arrived: before a connection's deadline ends it, the shell receives from
 //! it, and for the time-outs of the core it makes receive passes ([`Connections::wants_pass`]).
@@ -43,8 +41,7 @@ pub struct ShellConfig {
     pub user_timeout_ms: u32,
     /// SO_SNDBUF and SO_RCVBUF in bytes; 0: the kernel tunes both automatically.
     pub socket_buffer_bytes: usize,
-    /// TCP_CONGESTION; `None`: the system's default. `cubic`: it does not pace, and pacing (bbr) costs
-    /// throughput even without loss.
+    /// TCP_CONGESTION; `None`: the system's default. `cubic` does not pace: pacing (bbr) costs throughput.
     pub congestion: Option<ArrayString<16>>,
 }
 
@@ -64,8 +61,7 @@ impl Default for ShellConfig {
 const WATCH_AFTER: Nanos = Nanos::from_ms(1);
 /// Interval between checks of the connections' deadlines.
 const TIMER_PERIOD: Nanos = Nanos::from_ms(50);
-/// Maximum rounds over the direct connections in a turn without data, if there are at most
-/// [`FEW_CONNECTIONS`].
+/// Maximum rounds over at most [`FEW_CONNECTIONS`] direct connections in a turn without data.
 const EMPTY_ROUNDS_MAX: u32 = 8;
 const FEW_CONNECTIONS: usize = 4;
 /// Maximum receives of one connection in a turn, so that one connection cannot starve the others.
@@ -74,12 +70,10 @@ const RECEIVES_PER_TURN: u32 = 4;
 /// receive or send cost 1 more. 64 is a few hundred microseconds.
 const BUDGET: usize = 64;
 const BUDGET_BYTES: usize = 64 << 10;
-/// Maximum receives of one connection in a receive pass, so that a host that sends faster than it is received
-/// cannot hold up the time-outs of the others. What its socket had when the pass began, at most some MiB
-/// (tcp_rmem), is then received.
+/// Maximum receives of one connection in a receive pass: a host that sends fast cannot hold up the time-outs
+/// of others. What its socket had when the pass began, at most some MiB (tcp_rmem), is then received.
 const RECEIVES_PER_PASS: u32 = 1024;
 
-/// A connection's socket and its state in the shell.
 struct Link {
     id: ConnectionId,
     socket: Socket,
@@ -121,16 +115,14 @@ pub struct Shell {
     direct: Vec<ConnectionId>,
     /// Index into `direct` of the connection served next.
     next_direct: usize,
-    /// Connections whose replies wait for those of disks since the last or this turn. Does not grow beyond
-    /// its capacity.
+    /// Connections whose replies wait for those of disks since the last or this turn. Never grows.
     held: Vec<ConnectionId>,
     /// `held` of the turn before.
     held_before: Vec<ConnectionId>,
     /// Remaining [`BUDGET`] of the turn.
     budget: usize,
     now: Nanos,
-    /// Time of the next call of `on_timer`: that of the next check of deadlines, or at once in a receive
-    /// pass.
+    /// Time of the next call of `on_timer`: the next check of deadlines, or at once in a receive pass.
     next_timer: Nanos,
     next_deadlines: Nanos,
     pass: Option<Pass>,
@@ -141,13 +133,11 @@ pub struct Shell {
 struct Pass {
     /// Index in [`Shell::links`] of the connection to receive from.
     link: usize,
-    /// Receives of this connection.
     receives: u32,
 }
 
 /// Returns the maximum memory in bytes of a connection with a queue of `entries`: in the shell and on the
-/// heap of its [`Conn`]. Without `size_of::<Conn>()`, the capsule stash, and received bytes that wait to be
-/// read.
+/// heap of its [`Conn`]. Without `size_of::<Conn>()`, capsule stash and unread bytes.
 #[must_use]
 pub fn connection_bytes(entries: u16) -> usize {
     // An identifier each in `direct`, `held` and `held_before`.
@@ -155,8 +145,7 @@ pub fn connection_bytes(entries: u16) -> usize {
 }
 
 impl Shell {
-    /// Creates a shell for at most `connections`. The caller must pass the keys that `watcher` reports to
-    /// [`Shell::on_ready`].
+    /// Creates a shell for at most `connections`. Keys of `watcher` are for [`Shell::on_ready`].
     #[must_use]
     pub fn new(config: ShellConfig, connections: usize, watcher: Watcher) -> Shell {
         Shell {
@@ -176,8 +165,7 @@ impl Shell {
         }
     }
 
-    /// Adds an accepted connection. Returns false if `core` did not accept the connection; the socket is then
-    /// closed.
+    /// Adds an accepted connection. Returns false if `core` did not accept it; the socket is closed.
     pub fn accept<C: Connections<Conn: Holds<Conn>>>(
         &mut self,
         core: &mut C,
@@ -259,8 +247,7 @@ impl Shell {
         has_worked
     }
 
-    /// Sends the replies that have waited since the turn before the last. Returns true if replies wait, or
-    /// have waited.
+    /// Sends the replies that have waited since the turn before the last. True: replies wait, or have waited.
     #[inline]
     fn send_held<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C) -> bool {
         if !self.is_holding() {
@@ -281,8 +268,7 @@ impl Shell {
         !self.held.is_empty() || !self.held_before.is_empty()
     }
 
-    /// Continues or begins a receive pass, and checks the deadlines. Returns true while a pass is in
-    /// progress.
+    /// Continues or begins a receive pass, and checks the deadlines. True: a pass is in progress.
     #[cold]
     fn on_timer<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C) -> bool {
         if self.pass.is_none() && core.wants_pass(TransportKind::Tcp) {
@@ -370,8 +356,7 @@ impl Shell {
         }
     }
 
-    /// Makes the connection with this epoll key direct; the next [`Shell::poll`] serves it. No effect if it
-    /// has closed.
+    /// Makes the connection with this epoll key direct, if it is open; the next [`Shell::poll`] serves it.
     pub fn on_ready(&mut self, now: Nanos, key: u32) {
         self.now = now;
         let id = ConnectionId::from_wire(key);
@@ -504,8 +489,7 @@ impl Shell {
     }
 
     /// Updates the link of a connection that was served. Reports a violation, and shuts down or closes the
-    /// socket according to the phase. If the socket is not closed, decides whether the connection stays
-    /// direct.
+    /// socket according to the phase. Otherwise decides whether it stays direct.
     #[inline]
     fn update_link<C: Connections<Conn: Holds<Conn>>>(
         &mut self,
@@ -541,8 +525,7 @@ impl Shell {
             return;
         }
         let is_silent = self.now.0.saturating_sub(link.last_active.0) >= WATCH_AFTER.0;
-        // With many direct connections a full socket buffer is watched now: a retry per turn costs a system
-        // call.
+        // With many direct connections a full socket is watched now: a retry per turn costs a system call.
         if link.is_direct && (is_silent || link.is_full && self.direct.len() > FEW_CONNECTIONS) {
             self.set_watched(id);
         }
@@ -578,8 +561,7 @@ impl Shell {
         self.send_ready(core, id)
     }
 
-    /// Sends what is queued, and handles received events that are left. Returns false if `id` is not in this
-    /// shell.
+    /// Sends what is queued, and handles received events that are left. False: `id` is not in this shell.
     fn send_ready<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: ConnectionId) -> bool {
         let Some(link) = self.links.get_mut(id.index()).and_then(Option::as_mut).filter(|it| it.id == id)
         else {
@@ -627,8 +609,7 @@ fn conn_of<C: Connections<Conn: Holds<Conn>>>(core: &mut C, id: ConnectionId) ->
 
 /// Sends what a connection has queued, until nothing is left or the socket buffer is full. With `resumes`,
 /// handles first what was received and not read. Returns the phase, and true if any bytes were accepted or
-/// the socket failed; `None` if the connection is gone. The connection is looked up again only after a step,
-/// which may remove it.
+/// the socket failed; `None` if the connection is gone. Only a step may remove the connection.
 fn send_queued<C: Connections<Conn: Holds<Conn>>>(
     core: &mut C,
     link: &mut Link,
@@ -662,7 +643,6 @@ fn send_queued<C: Connections<Conn: Holds<Conn>>>(
     Some((conn.phase(), has_sent))
 }
 
-/// Result of one receive.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Receive {
     /// No data, or the connection is paused or gone.

@@ -2,8 +2,7 @@
 //!
 //! A violation ends the connection. This end sends a terminate request (NVMe/TCP 1.0, "Error Handling
 //! Model"), except after a time-out and after the peer's own terminate request. In the request, FES is the
-//! kind of error, and FEI the offset of the wrong field or the received digest. The header of the wrong PDU
-//! follows.
+//! kind of error, and FEI the offset of the wrong field or the received digest. The wrong header follows.
 
 use nvme_spec::tcp::{COMMON_HEADER_BYTES, Fes, PDA_MAX, PduType};
 
@@ -28,8 +27,7 @@ pub enum Violation {
     /// PLEN does not match the lengths of header, padding, data and digests.
     #[error("PLEN {plen} of PDU-type {pdu_type}, must be {relation} {allowed}")]
     Plen { pdu_type: PduType, plen: u32, relation: &'static str, allowed: u32 },
-    /// PDO is less than the length of header and header digest, or not a multiple of the receiver's
-    /// alignment.
+    /// PDO is less than header and header digest, or not a multiple of the receiver's alignment.
     #[error("PDO {pdo} of PDU-type {pdu_type}, must be at least {least} and a multiple of {RECEIVE_UNIT}")]
     Pdo { pdu_type: PduType, pdo: u8, least: u8 },
     /// HDGSTF or DDGSTF differs from what ICReq and ICResp negotiated.

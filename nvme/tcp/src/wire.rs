@@ -64,15 +64,13 @@ macro_rules! stream_methods {
             !self.wire.outbox.is_empty()
         }
 
-        /// Appends the unsent pieces of all queued PDUs, in order, until `out` is full. Returns the length
-        /// appended in bytes.
+        /// Appends unsent pieces of queued PDUs, in order, until `out` is full. Returns the bytes appended.
         #[inline]
         pub fn send_pieces<'a, const N: usize>(&'a self, out: &mut ArrayVec<IoSlice<'a>, N>) -> usize {
             self.wire.outbox.pieces(out)
         }
 
-        /// Sends queued PDUs, as many as one `sendmsg` takes. Returns the result, and true if the socket is
-        /// full.
+        /// Sends queued PDUs by one `sendmsg`. Returns the result, and true if the socket is full.
         #[inline]
         pub fn send_to(&mut self, socket: &Socket) -> (Sent, bool) {
             let (sent, bytes) = self.wire.outbox.send_to(socket);
@@ -88,8 +86,7 @@ macro_rules! stream_methods {
         }
 
         /// Receives once: into the payload being received and a small part of `batch`, or into `batch` alone.
-        /// [`Conn::load`] follows. Returns the result, and true if all requested bytes came: more may be in
-        /// the socket.
+        /// [`Conn::load`] follows. Returns the result, and true if all bytes came: there may be more.
         #[inline]
         pub fn receive_from(&mut self, socket: &Socket, batch: &mut RxBatch) -> (Received, bool) {
             self.wire.receive_from(socket, batch)
@@ -102,8 +99,7 @@ macro_rules! stream_methods {
             self.wire.lifetime.phase()
         }
 
-        /// Returns the time at which [`Conn::on_time`] must be called. Zero: at once; `None`: no time-out
-        /// runs.
+        /// Returns when [`Conn::on_time`] must be called. Zero: at once; `None`: no time-out runs.
         #[must_use]
         pub fn deadline(&self) -> Option<Nanos> {
             self.wire.lifetime.deadline()

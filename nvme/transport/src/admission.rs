@@ -46,8 +46,7 @@ impl Admission {
         Arc::new(Admission { per_address, counts: Mutex::default() })
     }
 
-    /// Counts a connection from `address`, until the result is dropped. `None`: the address has reached the
-    /// limit.
+    /// Counts a connection of `address`, until the result is dropped. `None`: the address is at the limit.
     #[must_use]
     pub fn admit(self: &Arc<Self>, address: IpAddr) -> Option<Admitted> {
         // A dual-stack socket reports an IPv4 host as an IPv4-mapped IPv6 address.

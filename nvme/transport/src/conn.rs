@@ -68,8 +68,7 @@ pub enum Event {
         slot: RequestId,
         /// The buffer given to `fetch`, filled; damaged if `result` is `Err`.
         buf: Buf,
-        /// `Err`: the data digest is wrong. The command fails with this status, and the connection stays
-        /// open.
+        /// `Err`: the data digest is wrong. The command fails with it; the connection stays open.
         result: Result<(), Status>,
     },
     /// A `fetch_part` has ended: all data of the part was received.
@@ -144,11 +143,9 @@ pub const FAST_PATH: RequestId = RequestId::from_wire(0);
 /// A completion for the host, with the data of a read.
 #[derive(Debug)]
 pub struct Reply {
-    /// The request, repeated in [`Event::Sent`]. [`FAST_PATH`]: the transport only counts the reply when it
-    /// is sent.
+    /// The request, repeated in [`Event::Sent`]. [`FAST_PATH`]: a sent reply is only counted.
     pub slot: RequestId,
-    /// The caller sets CID and SQHD. The transport sends the entry unchanged or omits it (see
-    /// `may_omit_cqe`).
+    /// The caller sets CID and SQHD. The entry is sent unchanged or omitted (`may_omit_cqe`).
     pub cqe: Cqe,
     /// Data for the host: exactly as long as the command's SGL, and only with status success. `None`: no
     /// data, or [`Transport::send_part`] has sent the data.
@@ -202,8 +199,7 @@ pub trait Transport {
     }
 
     /// Reads `buf.len()` bytes from `offset` of the host's data into `buf`. `FetchedPart` or `Closed`
-    /// follows. Used instead of `fetch` for [`DataPointer::Host`]. The reply follows after all parts of the
-    /// command.
+    /// follows. Used instead of `fetch` for [`DataPointer::Host`]. The reply follows all parts.
     fn fetch_part(&mut self, _slot: RequestId, _cid: u16, _offset: u32, _buf: Buf) {}
 
     /// Sends `buf` as the part at `offset` of the data for the host. `SentPart` or `Closed` follows. The
@@ -229,8 +225,7 @@ pub trait Transport {
     /// commands that occupy this memory. `fetch`, `reply` or `end_without_reply` follows later.
     fn stash_capsule(&mut self, _slot: RequestId, _cid: u16) {}
 
-    /// Ends request `slot` without a reply; no `Sent` follows. Not allowed while data of the request is in
-    /// transfer.
+    /// Ends request `slot` without a reply; no `Sent` follows. Not while its data is in transfer.
     fn end_without_reply(&mut self, _slot: RequestId) {}
 
     /// Drops the last command without a reply and discards its in-capsule data. The next event follows.
@@ -240,8 +235,7 @@ pub trait Transport {
     /// [`FAST_PATH`]) or `Closed` follows.
     fn reply(&mut self, reply: Reply);
 
-    /// Returns the data bytes of the replies that are not completely sent. Used to detect a host that does
-    /// not read.
+    /// Returns the data bytes of replies not completely sent, to detect a host that does not read.
     fn unsent_bytes(&self) -> u64 {
         0
     }

@@ -8,8 +8,7 @@ use crate::Transport;
 use crate::admission::Admitted;
 
 /// The connections of one core, each with its NVMe queue pair. The request machine implements this trait. A
-/// shell moves bytes or completions between a connection and its socket or RDMA queue pair, then calls
-/// `step`.
+/// shell moves bytes or completions between connection and socket or RDMA queue pair, then calls `step`.
 pub trait Connections {
     /// The connection type: that of one transport, or an enum over several transports
     /// ([`Holds`](crate::Holds)).
@@ -19,8 +18,7 @@ pub trait Connections {
     #[must_use]
     fn refusal(&self) -> Option<&'static str>;
 
-    /// Adds a connection. `Err` returns `conn`: all connection slots of the core are in use, or the target is
-    /// shutting down.
+    /// Adds a connection. `Err` returns `conn`: all slots of the core are in use, or the target shuts down.
     fn accept(&mut self, conn: Self::Conn, peer: Peer) -> Result<ConnectionId, Self::Conn>;
 
     /// Stores the admission of an accepted connection until Connect succeeds or the connection closes.
@@ -30,8 +28,7 @@ pub trait Connections {
     /// connection has closed and was removed.
     fn transport(&mut self, id: ConnectionId) -> Option<&mut Self::Conn>;
 
-    /// Returns the connection's transport, listener and addresses. `None`: the connection has closed and was
-    /// removed.
+    /// Returns the connection's transport, listener and addresses. `None`: the connection has closed.
     #[must_use]
     fn peer(&self, id: ConnectionId) -> Option<&Peer>;
 

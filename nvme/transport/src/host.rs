@@ -73,8 +73,7 @@ pub enum CloseCause<V> {
     Requested,
     /// The controller or the network closed the connection.
     ByPeer,
-    /// The socket failed, or an RDMA work request failed: the controller rejected it or did not acknowledge
-    /// it.
+    /// The socket failed, or an RDMA work request: rejected or not acknowledged by the controller.
     Failed,
     /// The host's RDMA device failed, or completed a work request that was not posted.
     Device,
@@ -92,11 +91,9 @@ pub enum HostEvent<V, B = Buf> {
     Completed {
         /// The command's CID, free for reuse.
         cid: u16,
-        /// The completion; generated locally if the controller omitted it (C2HData SUCCESS) or the
-        /// connection ended first.
+        /// The completion; made locally if it was omitted (C2HData SUCCESS) or the connection ended.
         cqe: Cqe,
-        /// The submitted buffer; filled if the command reads and `result` is `Ok`. `None`: the command has no
-        /// data.
+        /// The submitted buffer; filled by a read with `result` `Ok`. `None`: the command has no data.
         buf: Option<B>,
         /// `Ok`: the command succeeded and its data is complete and undamaged. `Err`: the status of `cqe`, or
         /// Transient Transport Error for damaged data.

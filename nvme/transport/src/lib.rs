@@ -1,5 +1,4 @@
-//! The interface between the request machine and the connections of a transport. Neither depends on the
-//! other.
+//! The interface between request machine and connections of a transport. Neither depends on the other.
 //!
 //! ```text
 //!   target    TargetCore: Connections      Qpair ─ uses ─> Transport
@@ -30,6 +29,5 @@ pub use connections::{Connections, Peer, TransportKind};
 pub use ids::{ConnectionId, RequestId};
 
 /// Most SGL descriptors of a command over RDMA. 16 descriptors, a list of 256 bytes, suffice for the memory
-/// segments that hosts combine in one command. Identify Controller reports at most this limit (MSDBD); a
-/// longer list is refused.
+/// segments that hosts combine in one command. MSDBD is at most this; a longer list is refused.
 pub const RDMA_DESCRIPTORS_MAX: u8 = 16;

@@ -20,8 +20,7 @@ pub trait AtomicWord: Send + Sync {
     /// The value of the word when it differs from `current`.
     fn exchange_ordered(&self, current: u64, new: u64, orders: (Ordering, Ordering)) -> Result<u64, u64>;
 
-    /// As [`AtomicWord::exchange_ordered`], with [`Ordering::AcqRel`] on success and [`Ordering::Acquire`] on
-    /// failure.
+    /// [`AtomicWord::exchange_ordered`] with [`Ordering::AcqRel`], on failure [`Ordering::Acquire`].
     ///
     /// # Errors
     /// The value of the word when it differs from `current`.

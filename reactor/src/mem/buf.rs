@@ -5,8 +5,7 @@
 //! or zeroes). A `Buf` is moved along with its request; the drop frees the memory. Its length is the
 //! requested one; the memory behind it may be longer.
 //!
-//! UNSAFETY: turns addresses of a region into slices; the origin of a buffer ensures that they are exclusive
-//! or immutable.
+//! UNSAFETY: turns addresses of a region into slices; a buffer's origin keeps them exclusive or immutable.
 #![expect(unsafe_code, reason = "slices over arena memory")]
 
 use std::cell::RefCell;
@@ -26,7 +25,6 @@ use super::unmaps::unmaps;
 /// each unaligned end.
 pub const SEGMENTS_MAX: usize = 514;
 
-/// A contiguous piece of a buffer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Segment {
     pub(super) addr: NonNull<u8>,
@@ -156,22 +154,19 @@ pub(super) enum Origin {
 }
 
 /// Zeroes that never change: the contents of null disks and unwritten pages. The elements are atomics, so
-/// that the static lies in `.bss`: it takes no space in the binary, and reads of it map the kernel's zero
-/// page.
+/// that the static lies in `.bss`: no space in the binary, and reads map the kernel's zero page.
 #[repr(align(4096))]
 struct Zeroes([AtomicU64; ZEROES_BYTES as usize / 8]);
 pub(super) const ZEROES_BYTES: u32 = 2 << 20;
 static ZEROES: Zeroes = Zeroes([const { AtomicU64::new(0) }; ZEROES_BYTES as usize / 8]);
 
-/// Returns a segment that reads as zeroes, at most [`ZEROES_BYTES`]. All such segments begin at the same
-/// address.
+/// Returns a segment that reads as zeroes, at most [`ZEROES_BYTES`]. All begin at the same address.
 pub(super) fn zeroes(bytes: u32) -> Segment {
     assert!(bytes <= ZEROES_BYTES, "more zeroes than there are");
     Segment { addr: NonNull::from(&ZEROES.0).cast(), bytes }
 }
 
 impl Segment {
-    /// Returns the address behind the last byte.
     pub(super) fn end(&self) -> usize {
         self.addr.as_ptr() as usize + self.bytes as usize
     }
@@ -214,8 +209,7 @@ pub struct Buf {
 }
 
 impl Buf {
-    /// Returns a shared buffer of `bytes` zeroes. Allocates a list of segments above 2 MiB, and nothing
-    /// otherwise.
+    /// Returns a shared buffer of `bytes` zeroes. Allocates only above 2 MiB, for a list of segments.
     #[must_use]
     pub fn zeroes(bytes: u32) -> Buf {
         let head = zeroes(bytes.min(ZEROES_BYTES));
@@ -447,8 +441,7 @@ impl Buf {
     }
 
     /// Appends `bytes` zeroes, which take no memory of the pool, to a pool's buffer or to an empty one. The
-    /// buffer is then only read: it is not writable, and [`Buf::set_len`] and [`Buf::truncate`] are not for
-    /// it.
+    /// buffer is then only read: not writable, and not for [`Buf::set_len`] and [`Buf::truncate`].
     ///
     /// # Panics
     /// When the memory is of something else.
@@ -479,8 +472,7 @@ impl Buf {
         (self.head.addr, zone)
     }
 
-    /// Returns the count of bytes from `offset` on that lie in at most `segments_max` segments.
-    /// `segments_max` is at least 1.
+    /// Returns the bytes from `offset` on that lie in at most `segments_max` segments (at least 1).
     #[must_use]
     pub fn span(&self, offset: usize, segments_max: usize) -> usize {
         if self.tail.is_none() {
@@ -520,8 +512,7 @@ impl Buf {
     }
 
     /// Returns the memory in which the buffer lies, for registration with a device. Segments of unwritten
-    /// pages of a RAM disk lie in [`Area::zeroes`] instead. `None` for a buffer on the heap, which is never
-    /// registered.
+    /// pages of a RAM disk lie in [`Area::zeroes`] instead. `None` on the heap, which is never registered.
     #[must_use]
     pub fn area(&self) -> Option<Area> {
         match &self.origin {

@@ -36,7 +36,6 @@ const STEP_FRAMES: u32 = 512;
 pub struct CacheFrames {
     region: Arc<Region>,
     words: FrameWords,
-    /// Memory of the seals.
     seals: Option<Area>,
     epoch: u8,
 }
@@ -176,7 +175,6 @@ pub struct CacheMemory {
     frames: Weak<CacheFrames>,
     /// Number of steps taken.
     next: u32,
-    /// First error of a step.
     error: Option<io::Error>,
 }
 
@@ -221,8 +219,7 @@ impl CacheCore {
         &self.frames
     }
 
-    /// Returns a shared buffer of `bytes` bytes of a pinned page, from byte `skip` on. The buffer owns the
-    /// pin.
+    /// Returns a shared buffer of `bytes` of a pinned page, from byte `skip` on. It owns the pin.
     ///
     /// # Panics
     /// When `skip + bytes` is more than a page, or `pin` is of another cache.
@@ -294,8 +291,7 @@ impl CacheCore {
         Some((words.seals()?.reference(frame, words.page(frame))?, self.frames.epoch))
     }
 
-    /// Turns `pin` into a pin that a buffer owns, and returns its frame. Panics when the pin is of another
-    /// cache.
+    /// Turns `pin` into one that a buffer owns, and returns its frame. Panics for a pin of another cache.
     #[inline]
     fn keep_pin(&self, pin: Pin<'_>) -> u32 {
         let kept = pin.keep();

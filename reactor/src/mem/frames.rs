@@ -88,7 +88,6 @@ pub struct FrameStore {
     region: Arc<Region>,
     frames: u32,
     table: Table,
-    /// Memory of the seals.
     seals: Option<Area>,
     epoch: u8,
     extents: Extents,
@@ -207,8 +206,7 @@ impl FrameStore {
         }))
     }
 
-    /// Returns the bytes of all frames and tables of a store of this size. This much is resident once all
-    /// frames have been used.
+    /// Returns the bytes of all frames and tables of a store of this size. Resident once all were used.
     #[must_use]
     pub fn bytes_for(capacity_bytes: u64, slack_bytes: u64, has_seals: bool) -> u64 {
         let Layout { homes, spares, small } = Layout::of(capacity_bytes, slack_bytes);
@@ -303,8 +301,7 @@ impl FrameStore {
         is_here.then_some((start / FRAME_BYTES as usize) as u32)
     }
 
-    /// Returns the frames that a segment touches; an empty range where [`FrameStore::first_frame`] returns
-    /// `None`.
+    /// Returns the frames that a segment touches; none where [`FrameStore::first_frame`] returns `None`.
     #[inline]
     fn frames_of(&self, segment: Segment) -> std::ops::Range<u32> {
         let Some(first) = self.first_frame(segment) else { return 0..0 };
@@ -575,8 +572,7 @@ impl FrameCore {
     }
 
     /// Returns the bytes of frames that are free for writes, approximately. Not included: free frames in
-    /// other cores' lists, unused frames of a spare extent that small writes use, and places of unwritten
-    /// pages.
+    /// other cores' lists, unused frames of a spare extent for small writes, and places of unwritten pages.
     #[must_use]
     pub fn free_bytes(&self) -> u64 {
         let store = &self.store;

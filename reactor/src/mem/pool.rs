@@ -105,7 +105,6 @@ impl PoolCore {
         self.shares.give_back(holder, index, bytes);
     }
 
-    /// Adds each segment's buffer to the free list of its zone.
     #[cold]
     fn put_tail(&self, tail: Box<Tail>, holder: Holder) {
         // Zeroes are not of the pool.
@@ -160,8 +159,7 @@ impl PoolCore {
     }
 
     /// Takes a buffer that consists of smaller ones. `None` when those that `limit` allows are too few for
-    /// all of `bytes`, when more than [`PIECES_MAX`] are needed, or when `bytes` exceeds the largest
-    /// zone's buffers.
+    /// all of `bytes`, when more than [`PIECES_MAX`] are needed, or `bytes` exceeds the largest buffers.
     #[cold]
     fn take_pieces(self: &Rc<Self>, bytes: u32, holder: Holder, limit: Limit) -> Option<Buf> {
         let smaller = self.zones.partition_point(|zone| zone.spec.buffer_bytes < bytes);
@@ -242,7 +240,6 @@ impl PoolCore {
     }
 }
 
-/// What bounds the buffers that a request takes.
 #[derive(Clone, Copy)]
 enum Limit {
     /// All that are free.
@@ -264,8 +261,7 @@ fn plan(
     for (index, (buffer_bytes, free)) in zones.enumerate().rev() {
         let count = free.min(left / buffer_bytes);
         if free > count {
-            // At the end this is the smallest zone with a buffer left over, which is larger than the bytes
-            // left.
+            // At the end this is the smallest zone with a buffer left over, larger than the rest.
             spare = Some(index);
         }
         if count > 0 {
@@ -472,8 +468,7 @@ impl Pool {
 
     /// Takes a writable buffer of `bytes`, charged to no holder. It comes from the smallest zone whose
     /// buffers are large enough, else from a larger zone, else it consists of smaller buffers, in several
-    /// segments. `None` when too few are free: the request waits. Always `None` above
-    /// [`Pool::buffer_bytes_max`].
+    /// segments. `None`: too few are free, the request waits. Always above [`Pool::buffer_bytes_max`].
     #[inline]
     #[must_use]
     pub fn take(&self, bytes: u32) -> Option<Buf> {

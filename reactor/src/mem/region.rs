@@ -15,8 +15,7 @@ use super::unmaps::unmaps;
 pub enum Pages {
     /// The machine's base pages (4 KiB).
     Base,
-    /// Base pages, with the advice to back them by transparent huge pages (2 MiB). Needs no set-up; the
-    /// default.
+    /// Base pages, advised to be transparent huge pages (2 MiB). Needs no set-up; the default.
     #[default]
     Transparent,
     /// Reserved huge pages (`vm.nr_hugepages`). [`Region::map`] falls back to [`Pages::Transparent`] when too
@@ -76,8 +75,7 @@ unsafe impl Sync for Region {}
 pub(super) const HUGE_BYTES: usize = 2 << 20;
 
 impl Region {
-    /// Maps `bytes`, at least 1, rounded up and aligned to 2 MiB. No page is touched. Fails with the error of
-    /// mmap(2).
+    /// Maps `bytes`, at least 1, rounded up and aligned to 2 MiB. Touches no page. Fails as mmap(2).
     pub fn map(bytes: usize, pages: Pages) -> Result<Region, RegionError> {
         let bytes = bytes.max(1).next_multiple_of(HUGE_BYTES);
         if pages == Pages::Huge
@@ -122,8 +120,7 @@ impl Region {
         }
     }
 
-    /// Maps `bytes`, at least 1, rounded up and aligned to base pages. No page is touched. Fails with the
-    /// error of mmap(2).
+    /// Maps `bytes`, at least 1, rounded up and aligned to base pages. Touches no page. Fails as mmap(2).
     pub(super) fn map_pages(bytes: usize) -> Result<Region, RegionError> {
         let bytes = bytes.max(1).next_multiple_of(page_bytes());
         let base = map_anonymous(bytes, 0).map_err(|source| RegionError { bytes, source })?;
@@ -240,8 +237,7 @@ impl Region {
         unsafe { libc::madvise(self.base.as_ptr().add(offset).cast(), bytes, advice) == 0 }
     }
 
-    /// Prevents all later releases, as a device may have the addresses of the pages. Waits until no release
-    /// is in progress.
+    /// Prevents later releases, as a device may have the pages' addresses. Waits for releases in progress.
     pub(super) fn set_registered(&self) {
         self.is_registered.store(true, Ordering::SeqCst);
         // A release that did not see the flag has been counted; it lasts one system call.
@@ -257,14 +253,12 @@ impl Region {
         unmaps().record(self.base.as_ptr().addr(), self.bytes);
     }
 
-    /// Returns true after [`Region::abandon`].
     pub(super) fn is_abandoned(&self) -> bool {
         self.is_abandoned.load(Ordering::Acquire)
     }
 
     /// Returns the bytes of the region that are in memory now; pages that were swapped out count. 0 if the
-    /// kernel does not tell. A system call for each 4 GiB, which walks the page table: never call it on a
-    /// reactor core.
+    /// kernel does not tell. A system call for each 4 GiB walks the page table: never on a reactor core.
     pub(super) fn resident_bytes(&self) -> usize {
         /// Pages of one call: 1 MiB of answers.
         const PAGES: usize = 1 << 20;

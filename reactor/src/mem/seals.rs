@@ -44,7 +44,6 @@ use super::region::{Pages, Region, RegionError};
 
 const PAGE_BITS: u32 = 40;
 const PAGES: u64 = 1 << PAGE_BITS;
-/// Unit of the generation.
 const GENERATION: u64 = PAGES;
 const IS_SEALED: u64 = GENERATION;
 
@@ -55,14 +54,12 @@ pub(super) fn next_epoch() -> u8 {
     EPOCHS.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Frames of 4 KiB and their seals, which clients read without the target's CPU: those of a cache or of a RAM
-/// disk.
+/// Frames of 4 KiB of a cache or RAM disk, and their seals, which clients read without the target's CPU.
 pub trait SealedFrames: Send + Sync {
     /// Returns the memory of the frames, for registration with a device.
     fn area(&self) -> Area;
 
-    /// Returns the memory of the seals, 8 bytes (little endian on x86-64) for each frame; `None` without
-    /// seals.
+    /// Returns the memory of the seals, 8 bytes (little endian on x86-64) for each frame, if there are any.
     fn seals_area(&self) -> Option<Area>;
 
     /// Returns the count of frames.

@@ -11,7 +11,6 @@ use std::cell::{Cell, RefCell};
 
 use crate::slab::Slot;
 
-/// Maximum zones of a pool.
 pub(super) const ZONES_MAX: usize = 16;
 
 /// Who is charged for a buffer until it is dropped: a host, a stranger, or a connection that has no host yet.
@@ -61,7 +60,6 @@ struct Charge {
 /// Bytes of memory that each holder takes.
 pub const SHARE_BYTES: usize = size_of::<Charge>();
 
-/// The charges of all holders of a pool.
 #[derive(Default)]
 pub(super) struct Shares {
     connections: RefCell<Vec<Charge>>,
@@ -72,8 +70,7 @@ pub(super) struct Shares {
     is_alone: Cell<bool>,
 }
 
-/// Buffers of a zone of `count` that the only host leaves free. None of one or two: half of a zone would
-/// be idle.
+/// Buffers of a zone of `count` that the only host leaves free. None of one or two: half would be idle.
 fn reserve(count: u32) -> u32 {
     if count > 2 { count.div_ceil(8) } else { 0 }
 }

@@ -1,5 +1,4 @@
-//! [`Unmaps`]: a record of ranges of data-path memory that this process unmaps, for caches of memory
-//! registrations.
+//! [`Unmaps`]: a record of data-path memory that this process unmaps, for caches of registrations.
 //!
 //! A registration refers to the pages at an address at the time of the registration. Memory that is unmapped,
 //! and mapped again for another purpose, has other pages. A cache whose key is the address must therefore
@@ -28,8 +27,7 @@ pub const UNMAPS_KEPT: usize = 64;
 #[derive(Debug)]
 pub struct Unmaps {
     watches: AtomicUsize,
-    /// Count of ranges recorded so far; modulo [`UNMAPS_KEPT`] it is the index of the next. Changed under the
-    /// lock only.
+    /// Count of ranges recorded so far; modulo [`UNMAPS_KEPT`] the index of the next. Changed under the lock.
     recorded: AtomicU64,
     last: Mutex<[(usize, usize); UNMAPS_KEPT]>,
 }
@@ -111,8 +109,7 @@ fn ring_index(recorded: u64) -> usize {
 
 impl Watch<'_> {
     /// Passes to `forget` each range that was recorded since the last call, the oldest first, unless they are
-    /// too many ([`NewUnmaps::Everything`]). Call it before each lookup; it costs one load when there are no
-    /// new ranges.
+    /// too many ([`NewUnmaps::Everything`]). Call it before each lookup: one load when there are none.
     #[inline]
     pub fn visit_new(&mut self, forget: impl FnMut(Range<usize>)) -> NewUnmaps {
         if self.unmaps.recorded.load(Ordering::SeqCst) == self.seen {

@@ -9,8 +9,7 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::io::Errno;
 
-/// Events to watch a descriptor for. A failed connection is always reported; the end of the peer's stream
-/// only with `read`.
+/// Events to watch a descriptor for. A failure is always reported; the end of the stream only with `read`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Interest {
     /// Bytes to read, or the end of the stream.
@@ -108,8 +107,7 @@ impl Readiness {
 
     /// Replaces the contents of `ready` by descriptors with events, at most 256 and at most the capacity of
     /// `ready`. Waits for the first event for at most `timeout`, rounded up to milliseconds. `None` waits
-    /// without limit, zero does not wait. A signal ends the wait early, without events. Returns the count of
-    /// descriptors.
+    /// without limit, zero does not wait. A signal ends the wait early, without events. Returns their count.
     pub fn poll(&mut self, timeout: Option<Duration>, ready: &mut Vec<Ready>) -> io::Result<usize> {
         ready.clear();
         // At most as many as fit in `ready`. The kernel moves a reported descriptor to the end of its list,

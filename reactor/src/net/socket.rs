@@ -44,7 +44,6 @@ pub struct Socket {
     fd: OwnedFd,
 }
 
-/// Creates a non-blocking stream socket of the address's family.
 pub(super) fn stream_socket(address: &SocketAddr) -> io::Result<OwnedFd> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -90,8 +89,7 @@ impl Socket {
         Ok(true)
     }
 
-    /// Waits at most `timeout` until the socket can send or the connection has failed. Returns false on
-    /// timeout.
+    /// Waits at most `timeout` until the socket can send or has failed. Returns false on timeout.
     pub fn wait_writable(&self, timeout: Duration) -> io::Result<bool> {
         is_writable(&self.fd, timeout)
     }
@@ -123,8 +121,7 @@ impl Socket {
         sent(retry_on_intr(|| rustix::net::send(&self.fd, from, flags)))
     }
 
-    /// Sends the pieces of `from` in order, possibly only the first bytes of them. Pieces after the first
-    /// 1024 are not used.
+    /// Sends the pieces of `from` in order, possibly only their first bytes. Only the first 1024 are used.
     #[inline]
     pub fn send_vectored(&self, from: &[IoSlice<'_>]) -> Sent {
         // Without an io vector the kernel copies less from user space.
@@ -136,8 +133,7 @@ impl Socket {
         sent(retry_on_intr(|| sendmsg(&self.fd, from, &mut SendAncillaryBuffer::default(), flags)))
     }
 
-    /// With `is_on`, sends small segments immediately instead of waiting for an acknowledgement
-    /// (`TCP_NODELAY`).
+    /// With `is_on`, small segments do not wait for an acknowledgement (`TCP_NODELAY`).
     pub fn set_nodelay(&self, is_on: bool) -> io::Result<()> {
         Ok(sockopt::set_tcp_nodelay(&self.fd, is_on)?)
     }
@@ -179,14 +175,12 @@ impl Socket {
     }
 
     /// With `is_on`, a close sends a reset (`SO_LINGER` 0): the kernel drops bytes that the peer has not
-    /// acknowledged, instead of sending them after the close. Applies to every close, also when the process
-    /// is killed.
+    /// acknowledged, instead of sending them after the close. Also when the process is killed.
     pub fn set_reset_on_close(&self, is_on: bool) -> io::Result<()> {
         Ok(sockopt::set_socket_linger(&self.fd, is_on.then_some(Duration::ZERO))?)
     }
 
-    /// Closes the sending direction. The peer still receives the bytes sent before. Succeeds also if the
-    /// connection has ended.
+    /// Closes the sending direction, after the bytes sent before. Succeeds also if the connection has ended.
     pub fn shutdown_write(&self) -> io::Result<()> {
         match shutdown(&self.fd, Shutdown::Write) {
             Ok(()) | Err(Errno::NOTCONN) => Ok(()),

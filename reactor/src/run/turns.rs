@@ -22,9 +22,7 @@ pub const LONG: Nanos = Nanos::from_ms(1);
 /// Maximum number of parts: mail, descriptors, and pollers. The sixth poller and all later ones are the last
 /// part.
 const PARTS_MAX: usize = 8;
-/// Index of the part for the mailbox.
 pub(super) const MAIL: usize = 0;
-/// Index of the part for polling descriptors and dispatching the ready ones.
 pub(super) const DESCRIPTORS: usize = 1;
 /// Index of the part for the first poller; the others follow.
 pub(super) const POLLERS: usize = 2;
@@ -95,8 +93,7 @@ impl Turns {
         self.names.get_or_init(|| ["mail", "descriptors"].into_iter().chain(pollers).collect());
     }
 
-    /// Returns the total time of turns with work, including time in them for which the thread did not have
-    /// the CPU.
+    /// Returns the total time of turns with work, including time without the CPU.
     #[must_use]
     pub fn busy(&self) -> Nanos {
         Nanos(self.busy.load(Ordering::Relaxed))

@@ -13,7 +13,6 @@ use super::Ring;
 use super::flight::{Data, Device, Flight, Step};
 use crate::mem::{Buf, Pool};
 
-/// Size of the kernel's table of registered files.
 const FILES_REGISTERED_MAX: u16 = 64;
 
 /// Index of a file in its ring.
@@ -23,7 +22,6 @@ pub struct FileIndex(u16);
 /// The files of a ring.
 pub struct Files {
     files: Vec<File>,
-    /// True when the kernel has a table of registered files.
     has_table: bool,
 }
 
@@ -32,7 +30,6 @@ struct File {
     is_registered: bool,
 }
 
-/// Kind of an operation, with its parameters.
 #[derive(Debug, Clone, Copy)]
 enum Kind {
     Read,

@@ -58,15 +58,13 @@ pub struct Data {
     /// Count of bytes, or of io vectors.
     pub(super) count: u32,
     pub(super) is_vectors: bool,
-    /// True when the memory is all that is left to transfer; false when the rest has more than `SEGMENTS_MAX`
-    /// segments.
+    /// True when this is all that is left to transfer; false: the rest has more than `SEGMENTS_MAX` segments.
     pub(super) is_whole: bool,
     /// Index of the registered buffer in which the memory lies. `None`: not registered, or io vectors.
     pub(super) fixed: Option<u16>,
 }
 
 impl<O> Flight<O> {
-    /// Creates an operation without data.
     pub(super) fn without_data(token: u64, operation: O) -> Flight<O> {
         Flight { token, operation, buf: None, left: 0..0, is_read: false, retries: 0 }
     }
@@ -80,14 +78,12 @@ impl<O> Flight<O> {
         Flight { token, operation, buf: Some(buf), left, is_read: true, retries: 0 }
     }
 
-    /// Creates a write of `left` of the buffer.
     pub(super) fn write(token: u64, operation: O, buf: Buf, left: Range<usize>) -> Flight<O> {
         Flight { token, operation, buf: Some(buf), left, is_read: false, retries: 0 }
     }
 
     /// Returns the memory of the bytes that are left. `registered` returns the index of the registered buffer
-    /// for an address and its zone in the pool. Io vectors, for a buffer of several segments, are written to
-    /// `vectors`.
+    /// for an address and its zone in the pool. Io vectors, for several segments, are written to `vectors`.
     pub(super) fn data(
         &mut self,
         vectors: &mut Vec<libc::iovec>,

@@ -5,8 +5,7 @@
 //! would write beyond that memory. The ring therefore makes all commands with data itself, from the part of
 //! the buffer and the block size that Identify returned ([`Namespace`]). All other commands have no data.
 //!
-//! A ring with `is_polled` polls the drive for completions in [`PassRing::poll`], if the drive has poll
-//! queues.
+//! With `is_polled`, [`PassRing::poll`] polls the drive for completions, if the drive has poll queues.
 //!
 //! What it does not do: it does not interpret the status, and does not retry commands that the drive refused.
 //! It does not notice when the namespace is formatted with another block size while the ring exists.

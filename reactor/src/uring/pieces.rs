@@ -3,13 +3,11 @@
 //! Registered memory is pinned. Registering a whole pool would make all of its memory resident, even in an
 //! unused target. Zones are therefore cut into pieces, and each is registered at the first use of a buffer in
 //! it. The pool reuses the same few buffers, so a busy ring soon has all needed pieces registered. Once the
-//! kernel refuses a piece (locked memory is limited without privilege), no more are registered, and the rest
-//! is used unregistered.
+//! kernel refuses a piece (locked memory is limited without privilege), no more are registered.
 
 use arrayvec::ArrayVec;
 
-/// Maximum bytes of a piece, unless one buffer is larger. Pinning a piece takes about 0.1 ms of a polling
-/// core.
+/// Maximum bytes of a piece, unless one buffer is larger. Pinning it takes a polling core about 0.1 ms.
 const PIECE_BYTES: usize = 1 << 20;
 /// Maximum number of registered buffers of a ring (IORING_MAX_REG_BUFFERS).
 const PIECES_MAX: usize = 1 << 14;
@@ -43,7 +41,6 @@ pub(super) enum BufferLocation {
     Registered(u16),
 }
 
-/// The pieces of one ring's pool.
 #[derive(Debug, Default)]
 pub(super) struct Pieces {
     zones: ArrayVec<Zone, 16>,
@@ -52,8 +49,7 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
-    /// Creates the pieces of `zones`, given as (start address, bytes, bytes of a buffer) in the order of the
-    /// pool.
+    /// Creates the pieces of `zones`: (start address, bytes, bytes of a buffer), in the pool's order.
     pub(super) fn new(zones: impl Iterator<Item = (usize, usize, usize)>) -> Pieces {
         let mut first = 0;
         let zones = zones.map(|(start, bytes, buffer_bytes)| {
@@ -107,7 +103,6 @@ impl Pieces {
         self.is_refused = true;
     }
 
-    /// Number of registered pieces.
     #[cfg(test)]
     pub(super) fn registered(&self) -> usize {
         self.is_registered.iter().filter(|is_registered| **is_registered).count()

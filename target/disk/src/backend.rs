@@ -34,15 +34,13 @@ pub(crate) use request::Request;
 /// Completion of an operation of an [`AsyncBackend`].
 #[derive(Debug)]
 pub(crate) struct Ended<E> {
-    /// Token of the operation.
     pub(crate) token: u64,
     pub(crate) result: Result<(), E>,
     /// The buffer of a read or write; `None` for other operations.
     pub(crate) buf: Option<Buf>,
 }
 
-/// Methods for zeroing a range, in the order of the attempts. `Release` is tried only if the space may be
-/// freed.
+/// Methods for zeroing a range, in the order of attempts. `Release` only if the space may be freed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ZeroMethod {
     /// Frees the space: `FALLOC_FL_PUNCH_HOLE`, or Write Zeroes with DEAC.
@@ -78,8 +76,7 @@ impl ZeroMethods {
         self.can_release.load(Ordering::Relaxed)
     }
 
-    /// Returns the first supported method in the order of [`ZeroMethod`]; `Release` only if `gives_back` is
-    /// true.
+    /// Returns the first supported method in the order of [`ZeroMethod`]; `Release` only if `gives_back`.
     pub(crate) fn best(&self, gives_back: bool) -> ZeroMethod {
         if gives_back && self.can_release() {
             ZeroMethod::Release
@@ -105,13 +102,11 @@ impl ZeroMethods {
 /// Executes the operations of one core. A backend has capacity for one operation of each request and one
 /// operation of the compare-and-write.
 pub(crate) trait AsyncBackend {
-    /// Error of an operation.
     type Error;
 
     fn geometry(&self) -> Geometry;
 
-    /// Returns the error with which the backend refuses a command before its first operation; `None`: not
-    /// refused.
+    /// Returns the error with which the backend refuses a command before its first operation, if it does.
     fn refusal(&self, request: &Request) -> Option<DiskError>;
 
     /// Reads from byte `offset` on until `buf` is full.
@@ -134,8 +129,7 @@ pub(crate) trait AsyncBackend {
     /// Returns the method to try after `method` failed with `error`; `None`: the request fails.
     fn next_method(&self, method: ZeroMethod, error: &Self::Error) -> Option<ZeroMethod>;
 
-    /// Handles the failure of a sync (`is_sync`) or of a write with FUA. The write of a compare-and-write
-    /// counts as a write with FUA.
+    /// Handles the failure of a sync (`is_sync`) or of a write with FUA. A compare-and-write counts as one.
     fn on_durable_error(&self, is_sync: bool, error: &Self::Error);
 
     /// Returns the error that the target core receives.

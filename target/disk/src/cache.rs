@@ -10,8 +10,7 @@
 //! write is acknowledged. After a write of whole pages, up to 32 of its pages are entered again with the new
 //! data. Only pages that were cached, and that no other write overlapped, are entered. The disk's guarantees
 //! are unchanged: the inner disk executes Flush and FUA, and no data is lost with the cache. Reads and writes
-//! of a block are linearizable: `index.rs` contains the argument, [`spindle_reactor::mem::FrameWords`] the
-//! states of a frame.
+//! of a block are linearizable: see `index.rs`; for a frame's states [`spindle_reactor::mem::FrameWords`].
 //!
 //! A miss of a page that another read is filling waits for that fill, so the disk reads the page once. A fill
 //! continues when the host of its read disconnects.
@@ -23,8 +22,7 @@
 //! medium only if the inner disk reports them ([`Disk::on_foreign_change`]), and then drops all pages.
 //!
 //! Limits: a read of more than 128 pages (512 KiB) does not fill the cache. Up to 512 pages (2 MiB), such a
-//! read is answered from the cache if all its pages are cached. A partial page at the end of the disk is not
-//! cached.
+//! read is answered from the cache if all its pages are cached. A partial last page is not cached.
 
 mod ahead;
 mod budget;

@@ -14,8 +14,7 @@
 //! - `bandwidth`: bytes per second of the device. The transfers of all cores are serial.
 //! - `seek`: time of a head movement over the whole disk. A command moves the head from the end of the
 //!   previous command in `seek * sqrt(distance / capacity)`, as for an accelerating arm. Seeks are serial
-//!   too. A sequential command has no seek; the mean over random positions is 8/15 of `seek`. Rotation is not
-//!   modelled.
+//!   too. A sequential command has no seek; the mean over random positions is 8/15 of `seek`. No rotation.
 //!
 //! Read, Write, Compare, Verify, and Write Zeroes without deallocation seek to their range and transfer its
 //! bytes. A compare-and-write transfers its bytes twice. A copy seeks to both ranges and transfers the bytes
@@ -63,8 +62,7 @@ pub const BANDWIDTH_MAX: u64 = 1 << 40;
 /// Settings of the delay layer. A value of zero or `None` adds no time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DelaySpec {
-    /// Time from the end of a command's device work to its completion, in parallel for all commands: up to
-    /// [`LATENCY_US_MAX`].
+    /// Time from the end of a command's device work to its completion, in parallel: up to [`LATENCY_US_MAX`].
     pub latency: Nanos,
     /// Bytes per second of the device, [`BANDWIDTH_MIN`] to [`BANDWIDTH_MAX`]. `None`: unlimited.
     pub bandwidth: Option<u64>,
@@ -148,7 +146,6 @@ enum Wait {
     Nothing,
 }
 
-/// A command in flight.
 struct Entry {
     token: Token,
     wait: Wait,
@@ -156,7 +153,6 @@ struct Entry {
     done: Option<Done>,
 }
 
-/// One core's handle on the layer.
 struct DelayChannel {
     inner: Box<dyn DiskChannel>,
     device: Arc<Device>,
@@ -168,14 +164,12 @@ struct DelayChannel {
     ready: VecDeque<Done>,
     /// Completions of the inner disk; empty between polls.
     inner_done: Vec<Done>,
-    /// Read that the inner disk has ended in `prepare`, with its data. Kept until the next command, `prepare`
-    /// or `poll`.
+    /// Read that the inner disk has ended in `prepare`, with its data. Kept until the next call.
     prepared: Option<(IoRequest, Buf)>,
     /// Number of commands that the inner disk has ended and that are not due yet.
     waiting_for_time: usize,
     /// Number of commands that have received a due time so far.
     begun: u64,
-    /// Time of the last poll.
     now: Nanos,
 }
 

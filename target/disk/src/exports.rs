@@ -99,8 +99,7 @@ fn folder_of(number: u64) -> Option<PathBuf> {
     fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")).ok()
 }
 
-/// Returns the sysfs directory of the disk with device number `number`; for a partition, the directory of its
-/// disk.
+/// Returns the sysfs directory of the disk with device number `number`; for a partition, that of its disk.
 fn disk_of(number: u64) -> Option<PathBuf> {
     let folder = folder_of(number)?;
     match folder.join("partition").exists() {
@@ -109,15 +108,13 @@ fn disk_of(number: u64) -> Option<PathBuf> {
     }
 }
 
-/// Returns true if two devices of one disk overlap: they are the same device, or one of them is the whole
-/// disk.
+/// Returns true if two devices of one disk overlap: they are equal, or one of them is the whole disk.
 fn overlap(a: u64, b: u64) -> bool {
     let is_whole = |number| folder_of(number).is_some_and(|folder| !folder.join("partition").exists());
     a == b || is_whole(a) || is_whole(b)
 }
 
-/// Returns true if `controller`, a character device, is a controller of the NVMe disk with device number
-/// `number`.
+/// Returns true if `controller`, a character device, is one of the NVMe disk with device number `number`.
 fn has_controller(number: u64, controller: &Path) -> bool {
     let (Some(disk), Some(name)) = (disk_of(number), controller.file_name()) else { return false };
     let device = disk.join("device");

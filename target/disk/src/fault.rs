@@ -42,8 +42,7 @@ pub struct FaultDisk {
 }
 
 impl FaultDisk {
-    /// Adds a fault layer over `inner`. Returns the disk and the control of its faults. At first all fault
-    /// rates are 0.
+    /// Adds a fault layer over `inner`. Returns the disk and the control of its faults, at first none.
     #[expect(clippy::new_ret_no_self, reason = "every kind is made as the interface that its users see")]
     #[must_use]
     pub fn new(inner: Arc<dyn Disk>, seed: u64) -> (Arc<dyn Disk>, Arc<FaultControl>) {
@@ -168,7 +167,6 @@ impl Held {
     }
 }
 
-/// One core's handle on the layer.
 struct FaultChannel {
     inner: Box<dyn DiskChannel>,
     control: Arc<FaultControl>,
@@ -186,7 +184,6 @@ struct FaultChannel {
     generation: u64,
     /// Value of `Settings::released` in this core's last poll, or at open.
     released: u64,
-    /// Number of polls so far.
     polls: u64,
 }
 
@@ -262,8 +259,7 @@ impl FaultChannel {
         plan
     }
 
-    /// Returns the error of the first entry of `broken` that applies to the command. `from`: source of a
-    /// copy.
+    /// Returns the error of the first entry of `broken` for the command. `from`: source of a copy.
     fn broken_error(&self, kind: OpKind, range: BlockRange, from: Option<BlockRange>) -> Option<DiskError> {
         let of_source = |broken: &Broken| from.and_then(|from| broken.error(OpKind::Read, from));
         self.settings.broken.iter().find_map(|broken| of_source(broken).or_else(|| broken.error(kind, range)))
@@ -353,8 +349,7 @@ impl DiskChannel for FaultChannel {
     }
 
     /// Returns `Fill` for a read with a fault that the inner disk ends in `prepare`. The read is then
-    /// submitted with the inner disk's data as its buffer. `submit` draws the same plan, because the
-    /// generator is reset.
+    /// submitted with the inner disk's data. `submit` draws the same plan: the generator is reset.
     fn prepare(&mut self, request: &IoRequest, next: Option<u64>) -> Prepared {
         let prepared = self.inner.prepare(request, next);
         let Prepared::Ready(data) = prepared else { return prepared };

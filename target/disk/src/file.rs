@@ -17,8 +17,7 @@
 //! file description, one sync at a time. No write with FUA then consumes an error that belongs to a flush.
 //!
 //! Not done here: detection of changes by other processes; the lock is advisory. Blocks are as atomic as in
-//! the device or the page cache. Through the page cache, a read may return part of a concurrent write to the
-//! same block.
+//! the device or the page cache. Through the page cache, a read may return part of a concurrent write.
 //!
 //! Limits: 1024 requests of a core in its ring, further requests are queued; 256 cores.
 
@@ -59,7 +58,6 @@ pub struct FileDisk {
     space: Option<Arc<SpaceUse>>,
 }
 
-/// State shared by the cores.
 struct FileShared {
     name: String,
     path: PathBuf,
@@ -111,8 +109,7 @@ impl FileShared {
         };
         let is_as_made = self.file.metadata().is_ok_and(|metadata| metadata.len() == disk);
         if is_as_made {
-            // An error is ignored: a file that remains too large is harmless, as the disk has its former
-            // size.
+            // An error is ignored: a file that is too large is harmless, as the disk has its former size.
             let _ = self.file.set_len(file_before).and_then(|()| self.file.sync_all());
         }
     }
@@ -129,8 +126,7 @@ impl FileShared {
 
 impl FileDisk {
     /// Opens and locks the file of a disk. Creates a missing file if `spec` has `create_bytes`. The file
-    /// remains locked until the disk and all its core handles are dropped. Fails with the [`OpenError`] of a
-    /// setting or system call.
+    /// remains locked until the disk and all its core handles are dropped. Fails with [`OpenError`].
     pub fn new(name: &str, spec: &FileSpec) -> Result<Arc<FileDisk>, OpenError> {
         Self::open_within(name, spec, LOCK_WAIT)
     }
@@ -272,8 +268,7 @@ fn disk_error(error: &io::Error, is_write: bool) -> DiskError {
         return medium;
     }
     match Errno::from_io_error(error) {
-        // The block layer returns ENODATA for media errors, EILSEQ for checksum errors, and EIO for other I/O
-        // errors.
+        // The block layer returns ENODATA for media errors, EILSEQ for checksum errors, EIO for others.
         Some(Errno::IO | Errno::NODATA | Errno::ILSEQ) => medium,
         Some(Errno::NOSPC | Errno::DQUOT) => DiskError::NoSpace,
         Some(Errno::ROFS | Errno::BADF | Errno::PERM) => DiskError::WriteProtected,

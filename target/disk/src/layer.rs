@@ -24,8 +24,7 @@ impl Call {
         }
     }
 
-    /// Adds the time from `since` to `now` to [`IoRequest::waited`]. A copy and a compare-and-write have no
-    /// such field.
+    /// Adds the time from `since` to `now` to [`IoRequest::waited`]. Copy and compare-and-write have none.
     pub(crate) fn add_wait(&mut self, since: Nanos, now: Nanos) {
         if let Call::Op(request, _) = self {
             request.waited = Waited::of(request.waited.time() + between(since, now));
@@ -101,8 +100,7 @@ impl<T> Commands<T> {
     }
 }
 
-/// Returns the token of a command for the inner disk. The owner is unchanged, so the inner disk can cancel by
-/// owner.
+/// Returns the token of a command for the inner disk. Its owner is unchanged, for a cancel by owner.
 #[inline]
 pub(crate) fn inner_token(owner: Owner, number: u32) -> Token {
     Token(u64::from(owner.0) << 32 | u64::from(number))

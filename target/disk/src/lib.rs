@@ -13,8 +13,7 @@
 //!                                          (file, ng, nvme, remote, a cache miss, a long zeroing of ram)
 //! ```
 //!
-//! `target/disk/examples/disk_kind.rs` shows how to add a kind, `CONTRIBUTING.md` how to add its
-//! configuration.
+//! How to add a kind: `target/disk/examples/disk_kind.rs`; its configuration: `CONTRIBUTING.md`.
 //!
 //! `docs/disk-contract.md` has the promises of a kind and of a layer, and `tests/conformance` checks them.
 //!
@@ -129,8 +128,7 @@ pub enum Op {
     /// Compares the range with the buffer. Ends with [`DiskError::CompareDiffers`] if the bytes differ, and
     /// with [`DiskError::NotSupported`] without [`Abilities::compare`].
     Compare,
-    /// Reads the range without returning its data. Ends with [`DiskError::NotSupported`] without
-    /// [`Abilities::verify`].
+    /// Reads the range without its data. Ends with [`DiskError::NotSupported`] without [`Abilities::verify`].
     Verify,
 }
 
@@ -193,8 +191,7 @@ pub enum DiskError {
     /// the device allows a retry. Made by [`DiskError::device`].
     #[error("device status: {0}")]
     Device(Status),
-    /// Cancelled by [`DiskChannel::cancel_owner`]; the command may have been executed in part, in whole or
-    /// not at all.
+    /// Cancelled by [`DiskChannel::cancel_owner`]; executed in part, in whole or not at all.
     #[error("cancelled: its submitter has ended")]
     Cancelled,
 }
@@ -302,8 +299,7 @@ pub struct IoRequest {
     pub op: Op,
     /// Blocks of the operation; ignored by Flush.
     pub range: BlockRange,
-    /// Dataset Management hints of a Read or Write: the low byte of CDW13 (NVM Command Set, Read and Write).
-    /// 0: none.
+    /// Dataset Management hints of a Read or Write: low byte of CDW13 (NVM Command Set). 0: none.
     pub hints: u8,
     /// Index of the host, unique among the connected hosts of the process. 0: no host, or no free index.
     pub client: u16,
@@ -370,8 +366,7 @@ pub trait DiskChannel {
         None
     }
 
-    /// As [`DiskChannel::inner`], for `reconfigure`, whose default implementation forwards too. Every layer
-    /// has both.
+    /// As [`DiskChannel::inner`], for `reconfigure`, which by default forwards too. Every layer has both.
     fn inner_mut(&mut self) -> Option<&mut dyn DiskChannel> {
         None
     }

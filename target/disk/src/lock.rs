@@ -14,8 +14,7 @@ use crate::OpenError;
 use crate::exports::exporter;
 
 /// Longest wait for a medium that a former process used. The kernel keeps the locks of a killed target until
-/// it has ended the I/O in flight of the target's rings: milliseconds at rest, seconds on a machine under
-/// load.
+/// it has ended the I/O in flight of the target's rings: milliseconds at rest, seconds under load.
 pub(crate) const LOCK_WAIT: Duration = Duration::from_secs(10);
 /// Wait after which the log says what is waited for.
 const NOTICE_AFTER: Duration = Duration::from_secs(1);

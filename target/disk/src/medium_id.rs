@@ -67,8 +67,7 @@ pub(crate) fn of_file(file: &File) -> Vec<String> {
     statx.ok().and_then(|statx| of_statx(&statx)).into_iter().collect()
 }
 
-/// Returns the identifier of a regular file. `None` on a file system without birth times, because inode
-/// numbers are reused.
+/// Returns the identifier of a regular file. `None` without birth times, as inode numbers are reused.
 fn of_statx(statx: &rustix::fs::Statx) -> Option<String> {
     let is_reported = StatxFlags::from_bits_retain(statx.stx_mask).contains(StatxFlags::BTIME);
     let made = statx.stx_btime;
@@ -116,8 +115,7 @@ fn of_folder(folder: &Path) -> Vec<String> {
     ids
 }
 
-/// Returns a sysfs attribute, sanitized for an identifier. `None` if the attribute is missing, too long or
-/// blank.
+/// Returns a sysfs attribute, sanitized for an identifier. `None`: missing, too long or blank.
 fn value(folder: &Path, file: &str) -> Option<String> {
     let text = fs::read(folder.join(file)).ok().filter(|text| text.len() <= ATTRIBUTE_BYTES_MAX)?;
     sanitize(&String::from_utf8_lossy(&text))

@@ -13,8 +13,7 @@
 //! honours Flush and FUA.
 //!
 //! Not supported: metadata, zoned namespaces. A writable disk opens the namespace's block device exclusively,
-//! so the namespace cannot be mounted or served twice. Another process may still send commands to the generic
-//! device.
+//! so the namespace cannot be mounted or served twice. Another process may still use the generic device.
 //!
 //! Limits: 1024 requests of a core at the drive, further requests are queued; 256 cores. The pieces of a
 //! large transfer are executed one after another.
@@ -52,7 +51,6 @@ pub struct NgDisk {
     shared: Arc<NgShared>,
 }
 
-/// State shared by the cores.
 struct NgShared {
     limits: Limits,
     zero_methods: ZeroMethods,

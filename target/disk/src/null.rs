@@ -1,8 +1,7 @@
 //! A disk that reads as zeroes and discards writes, for measuring the target without a medium.
 //!
 //! Every command ends in `prepare` or `submit`. Reads return shared zeroes, which need no memory. The data of
-//! a write is in a buffer of the pool, which `Done` returns. Compare, Verify, Copy and compare-and-write are
-//! not supported.
+//! a write is in a buffer of the pool, which `Done` returns. No Compare, Verify, Copy or compare-and-write.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -64,8 +64,7 @@ pub struct RamSpec {
 
 impl RamSpec {
     /// Returns the default slack: bytes of frames beyond the capacity, for writes in flight and for free
-    /// frames in the lists of idle cores. Unused slack costs address space and table entries, but no memory
-    /// for data.
+    /// frames in the lists of idle cores. Unused slack costs address space and table entries only.
     #[must_use]
     pub fn slack_bytes_default() -> u64 {
         // Not `available_parallelism`, which counts only the calling thread's affinity mask. That mask may
@@ -165,8 +164,7 @@ impl RamDisk {
     }
 
     /// Zeroes the bytes `from .. to`, which a resize removes or adds. Returns false if no frame is free for a
-    /// partial page. A growth zeroes its blocks because commands in flight during an earlier shrink may have
-    /// written them.
+    /// partial page. A growth zeroes: commands in flight during an earlier shrink may have written there.
     fn clear(&self, from: u64, to: u64) -> bool {
         let frames = self.shared.store.core();
         let mut zeroing = Zeroing { token: Token(0), at: from, end: to, is_released: true, result: Ok(()) };
@@ -267,8 +265,7 @@ impl Zeroing {
         self.end <= (self.at / FRAME + PORTION_PAGES) * FRAME
     }
 
-    /// Zeroes one portion. Returns false if no frame is free to zero a partial page: the caller retries
-    /// later.
+    /// Zeroes one portion. Returns false if no frame is free for a partial page: the caller retries later.
     fn step(&mut self, frames: &Rc<FrameCore>) -> bool {
         let until = self.end.min((self.at / FRAME + PORTION_PAGES) * FRAME);
         // At most PORTION_PAGES pages: 256 KiB.

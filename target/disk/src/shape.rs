@@ -8,8 +8,7 @@ pub(crate) const BLOCK_BYTES_ALLOWED: [u32; 2] = [512, 4096];
 /// Largest disk in bytes: byte offsets of files are signed 64-bit numbers.
 pub(crate) const BYTES_MAX: u64 = 1 << 62;
 
-/// Returns the number of blocks of a disk of `bytes` bytes; an error if the size or block size is not
-/// allowed.
+/// Returns the number of blocks of a disk of `bytes`; an error if the size or block size is not allowed.
 pub(crate) fn checked_blocks(disk: &str, bytes: u64, block_bytes: u32) -> Result<u64, OpenError> {
     if !BLOCK_BYTES_ALLOWED.contains(&block_bytes) {
         return Err(OpenError::setting(disk, "block_bytes", block_bytes, "must be 512 or 4096"));

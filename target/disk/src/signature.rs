@@ -46,8 +46,7 @@ const AT_END: [(&str, u64, &[u8]); 2] =
     [("isw_raid_member", 2, b"Intel Raid ISM Cfg Sig. "), ("ddf_raid_member", 1, b"\xde\x11\xde\x11")];
 
 /// Returns the names of the signatures on a medium of `bytes` bytes, as blkid spells them, each once. `ext4`
-/// stands for ext2 to ext4. `dos` is reported only without any other signature. Fails with the error of a
-/// seek or read.
+/// stands for ext2 to ext4. `dos` is reported only without any other signature. Fails as seek and read.
 pub fn find(medium: &mut (impl Read + Seek), bytes: u64) -> io::Result<Vec<&'static str>> {
     let head = read(medium, 0, HEAD_BYTES)?;
     let mut found = Vec::new();

@@ -157,8 +157,7 @@ pub trait Disk: Send + Sync {
     fn name(&self) -> &str;
 
     /// Returns the kind in the configuration: `ram`, `null`, `file`, `ng`, `nvme` or `remote`. The fault
-    /// layer, which has no configuration, returns `fault`; the other layers return the kind of the inner
-    /// disk.
+    /// layer, which has no configuration, returns `fault`; others the kind of the inner disk.
     fn kind(&self) -> &'static str;
 
     /// Returns the current geometry.
@@ -287,8 +286,7 @@ pub trait Disk: Send + Sync {
         self.inner()?.sealed_frames()
     }
 
-    /// Returns a watch of the disk's own memory for data of commands. `None`: the disk uses only the core's
-    /// pool.
+    /// Returns a watch of the disk's own memory for data. `None`: the disk uses only the core's pool.
     fn memory_watch(&self) -> Option<MemoryWatch> {
         self.inner()?.memory_watch()
     }

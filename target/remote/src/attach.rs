@@ -1,5 +1,4 @@
-//! [`Attach`]: the optimistic connection of a core's I/O queue (`docs/extensions.md`), made beside the live
-//! queue.
+//! [`Attach`]: a core's optimistic connection (`docs/extensions.md`), made beside its live queue.
 //!
 //! ```text
 //!   Idle ── time is up ──> Wanted ── the manager's grant ──> Opening ── connected ──> Attached
@@ -58,7 +57,6 @@ enum AttachState<F: Far> {
     Attached(Nanos),
 }
 
-/// See the module.
 pub(crate) struct Attach<F: Far> {
     state: AttachState<F>,
     backoff: Backoff,
@@ -84,7 +82,6 @@ impl<F: Far> Attach<F> {
         }
     }
 
-    /// Time of the next step.
     #[inline]
     pub(crate) fn next(&self) -> Nanos {
         self.next

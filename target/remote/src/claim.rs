@@ -38,8 +38,7 @@ fn lock() -> MutexGuard<'static, Vec<Claimed>> {
 }
 
 impl Claim {
-    /// Claims `namespace` for the disk `name`, whose far target is at `address`. Removes claims that have
-    /// ended.
+    /// Claims `namespace` for the disk `name`, with the far target `address`. Removes claims that have ended.
     ///
     /// # Errors
     /// A message that describes the conflicting claim.

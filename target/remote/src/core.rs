@@ -53,7 +53,6 @@ enum Link<F: Far> {
     Up(Box<F::Queue>, u64),
 }
 
-/// One core's handle on a remote disk.
 pub(crate) struct RemoteChannel<F: Far> {
     handle: usize,
     qid: u16,
@@ -79,7 +78,6 @@ pub(crate) struct RemoteChannel<F: Far> {
     orphans: Vec<Request>,
     ready: VecDeque<Done>,
     numbers: u64,
-    /// Time of the last poll.
     now: Nanos,
     next_look: Nanos,
     next_check: Nanos,
@@ -605,8 +603,7 @@ impl<F: Far> DiskChannel for RemoteChannel<F> {
         count
     }
 
-    /// Returns the number of commands in flight, without those whose [`Done`] was returned before the far
-    /// target's answer.
+    /// Returns the number of commands in flight, without those whose [`Done`] preceded the answer.
     fn in_flight(&self) -> usize {
         let own = self.waiting.len() + self.blocked.len() + self.orphans.len() + self.ready.len();
         own + self.sent_count - self.answered_count

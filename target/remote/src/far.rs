@@ -25,8 +25,7 @@ pub trait Far: Send + Sync + Sized + 'static {
     /// Returns the most outstanding commands of one I/O queue.
     fn depth_max(&self) -> u16;
 
-    /// Begins to connect I/O queue `qid` for `depth` commands. The Connect data is sent from a buffer of
-    /// `pool`.
+    /// Begins to connect I/O queue `qid` for `depth` commands. Connect data is sent from `pool`.
     fn begin(self: &Arc<Self>, pool: &Pool, qid: u16, depth: u16, now: Nanos)
     -> Result<Self::Opening, Error>;
 

@@ -10,8 +10,7 @@
 //! A write that overlaps an older entry is not sent. A read that overlaps a write to be repeated waits for
 //! the answer to the repetition. Otherwise reads could return data from before and from after the write.
 //!
-//! An association is over when the far target has confirmed its end, or [`Ledger::fence_timeout`] after the
-//! loss.
+//! An association is over once the far target confirms its end, or [`Ledger::fence_timeout`] after the loss.
 
 use spindle_reactor::clock::Nanos;
 use spindle_target_disk::BlockRange;
@@ -30,8 +29,7 @@ struct Entry {
     is_live: bool,
     /// The write was lost; while `is_live`, it will be sent again.
     is_repeated: bool,
-    /// The newest lost association that had the write, and the time of the loss. `None`: no such association,
-    /// or it is over.
+    /// The newest lost association that had the write, and the time of the loss. `None`: none, or it is over.
     lost: Option<(u64, Nanos)>,
 }
 

@@ -19,8 +19,7 @@
 //!   until the lost association is over: the far target confirms it (a Spindle target, by End Former
 //!   Associations), or the fence timeout has passed.
 //! - A command that is not answered within `command_timeout` fails with an error that hosts may retry. After
-//!   such a write, other writes to its blocks wait until the far target has answered it or its association
-//!   is over.
+//!   such a write, other writes to its blocks wait for its answer or the association's end.
 //!
 //! The identity of the namespace is checked when an association begins, and after each Namespace Attribute
 //! Changed event before the next command. A namespace that is another disk is not used.
@@ -30,8 +29,7 @@
 //! returns is the newest content of the page, also beside lost writes. One that is rejected is sent by the
 //! queue as an ordinary read, like a command that was in flight already.
 //!
-//! Not supported: multipath, authentication, and compare-and-write, which is not offered to hosts of this
-//! disk.
+//! Not supported: multipath, authentication, and compare-and-write, which hosts are not offered.
 //!
 //! Limits: one association per disk, one I/O queue per core. A command with more data than the far target's
 //! MDTS, or over RDMA in too many segments, is split. Each part has at most 128 KiB and is copied once; at
@@ -85,8 +83,7 @@ pub struct RemoteSpec {
     /// Part of the fence timeout. A lost association is over at the latest after twice the keep-alive timeout
     /// plus this time; for a Spindle target 40 s later.
     pub quiesce: Duration,
-    /// Pages of the far target's cache are read by RDMA READ where the far target has that; `None`: they are
-    /// not.
+    /// Pages of the far target's cache are read by RDMA READ where it has that; `None`: they are not.
     pub optimistic: Option<OptimisticOptions>,
 }
 

@@ -258,7 +258,6 @@ impl LogFilter {
     }
 }
 
-/// State of the manager thread.
 struct Manager {
     control: Control<Association>,
     /// The namespace at the first connect.
@@ -268,8 +267,7 @@ struct Manager {
     log_filter: LogFilter,
     /// The missing support of optimistic reads was logged.
     is_unsupported_logged: bool,
-    /// Woken by a core that has lost its queue, failed to connect it or wants to attach it, and when the disk
-    /// is dropped.
+    /// Woken by a core that has lost, failed to connect or wants to attach its queue, and by the disk's drop.
     waker: Waker,
 }
 
@@ -285,8 +283,7 @@ impl Manager {
             let why = self.supervise(&mut up, number);
             self.control.down();
             let Some(why) = why else {
-                // The cores' handles close their queues. A far target that does not answer detects the end by
-                // keep alive.
+                // Cores close their queues. A far target that does not answer detects the end by keep alive.
                 let _ = up.shutdown();
                 return;
             };
@@ -331,8 +328,7 @@ impl Manager {
                     }
                 }
                 Some(ControllerEvent::Former(former)) => self.on_former(former, number),
-                // An event ends the wait at once. Until the event is handled, cores may write to another
-                // disk.
+                // An event ends the wait at once: until it is handled, cores may write to another disk.
                 None if self.attach_cores(controller, number, &mut attaching) => {}
                 None => controller.wait(POLL_PERIOD, &self.waker),
             }

@@ -20,14 +20,12 @@ const RANGE_BYTES: u32 = 16;
 pub(crate) struct Request {
     pub(crate) token: Token,
     pub(crate) op: Op,
-    /// Write Zeroes is sent as writes of zeroes: the far target does not support Write Zeroes or has refused
-    /// it.
+    /// Write Zeroes is sent as writes of zeroes: the far target lacks or has refused Write Zeroes.
     pub(crate) sends_zeroes: bool,
     pub(crate) range: BlockRange,
     /// Dataset Management hints of a Read or Write, passed on in CDW13.
     pub(crate) hints: u8,
-    /// Buffer of the whole request. `None`: the request has no data, or a command at the far target uses its
-    /// buffer.
+    /// Buffer of the whole request. `None`: there is no data, or a command at the far target uses it.
     buf: Option<Buf>,
     /// Position in the core's order of submission, from 1.
     pub(crate) number: u64,
@@ -201,8 +199,7 @@ impl Request {
         }
     }
 
-    /// Handles a successful piece; copies the data of a read from its bounce buffer. Returns true when it was
-    /// the last piece.
+    /// Handles a successful piece; copies the data of a read from its bounce buffer. True: it was the last.
     pub(crate) fn on_piece(&mut self, data: Option<Buf>, limits: PieceParams) -> bool {
         if !self.is_bounced {
             self.buf = data;

@@ -25,8 +25,7 @@ use crate::request::Request;
 pub struct Shape {
     /// Geometry reported to hosts. Size and write protection follow the far target.
     pub geometry: Geometry,
-    /// The far target has a volatile write cache that was not reported to hosts: every write is sent with
-    /// FUA.
+    /// The far target has a volatile write cache unknown to hosts: every write is sent with FUA.
     pub must_fua: bool,
 }
 
@@ -83,7 +82,6 @@ impl<F: Far> RemoteState<F> {
     }
 }
 
-/// Shared state of a remote disk.
 pub(crate) struct RemoteShared<F: Far> {
     pub(crate) name: String,
     pub(crate) spec: RemoteSpec,
@@ -262,8 +260,7 @@ impl<F: Far> RemoteShared<F> {
     /// Returns the time at which all entries of the ledger are over, for a disk that no core has open.
     /// `None`: the ledger is empty.
     pub(crate) fn over_at(&self, now: Nanos) -> Option<Nanos> {
-        // Counted from now, not from the loss: a core that was not polled recently has recorded an earlier
-        // time.
+        // Counted from now, not from the loss: a core not polled recently has recorded an earlier time.
         let ledger = &self.lock().ledger;
         (!ledger.is_empty()).then(|| now + ledger.fence_timeout)
     }
@@ -295,7 +292,6 @@ impl<F: Far> RemoteShared<F> {
         }
     }
 
-    /// Adds the counts of a core.
     pub(crate) fn add_counts(&self) -> Arc<CoreCounts> {
         let counts = Arc::new(CoreCounts::default());
         self.counts.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&counts));
@@ -327,8 +323,7 @@ impl<F: Far> RemoteShared<F> {
         is_first
     }
 
-    /// Logs the first queue that is attached. `was_logged`: the failure of this core was logged, and the next
-    /// one will be.
+    /// Logs the first queue that is attached. `was_logged`: this core's failure was logged; the next will be.
     pub(crate) fn on_attached(&self, was_logged: bool) {
         if was_logged {
             self.is_attach_failure_logged.store(false, Ordering::Relaxed);

@@ -28,7 +28,6 @@ pub(super) enum Command<'a> {
     AsyncEventRequest,
     KeepAlive,
     EndFormer(EndFormerAssociations<'a>),
-    /// NSID of the command.
     Attach(u32),
 }
 

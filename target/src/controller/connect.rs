@@ -1,5 +1,4 @@
-//! Connect: the checks of its fields (Base 2.0 section 6.3), and the refusals, each with field, value and
-//! allowed values.
+//! Connect: the checks (Base 2.0 section 6.3), and refusals, each with field, value and allowed values.
 //!
 //! Only the dynamic controller model is supported: an admin Connect creates a controller, an I/O Connect adds
 //! a queue to an existing controller. A refusal that a retry can resolve has no DNR, since Linux does not
@@ -165,8 +164,7 @@ struct ConnectFields {
 ///
 /// # Errors
 /// [`ConnectRefusal`] when a field is invalid, the host is not allowed or no CNTLID is free: the host may
-/// send another Connect on the connection. With [`Reason::OrphanedCommands`] the caller retries instead of
-/// replying.
+/// send another Connect on the connection. On [`Reason::OrphanedCommands`] the caller retries instead.
 pub fn connect(
     cx: &Context<'_>,
     sqe: &Sqe,
@@ -217,8 +215,7 @@ fn parse(
         .subnqn()
         .map_err(|error| ConnectRefusal::invalid(Reason::SubsystemName(error), ConnectInvalid::SUBNQN))?;
     let host_nqn = match data.hostnqn() {
-        // SPDK's initiator sends no HOSTNQN unless one is configured. No list of allowed hosts contains the
-        // unnamed host.
+        // SPDK's initiator sends no HOSTNQN unless one is configured. No list of hosts has the unnamed host.
         Err(NqnError::Empty) => Nqn::unnamed(),
         name => {
             name.map_err(|error| ConnectRefusal::invalid(Reason::HostName(error), ConnectInvalid::HOSTNQN))?

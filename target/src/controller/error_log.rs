@@ -1,5 +1,4 @@
-//! The error log (log page 01h): the newest failed commands on any queue of the controller, with the field at
-//! fault.
+//! The error log (log page 01h): the newest failed commands on any queue, with the field at fault.
 
 use std::collections::VecDeque;
 
@@ -49,8 +48,7 @@ pub(super) fn memory_bytes() -> usize {
 }
 
 impl ErrorLog {
-    /// Creates an empty log and allocates its memory; none for a discovery controller, which has no error
-    /// log.
+    /// Allocates an empty log; no memory for a discovery controller, which has no error log.
     pub(super) fn new(kind: Kind) -> ErrorLog {
         let capacity = match kind {
             Kind::Io => ERROR_ENTRIES,
@@ -59,8 +57,7 @@ impl ErrorLog {
         ErrorLog { ring: VecDeque::with_capacity(capacity), count: 0 }
     }
 
-    /// Counts and adds a record; drops the oldest from a full log. False for a discovery controller, which
-    /// only counts.
+    /// Counts and adds a record; drops the oldest from a full log. False: a discovery controller only counts.
     pub(super) fn push(&mut self, record: ErrorRecord) -> bool {
         self.count = self.count.saturating_add(1);
         if self.ring.capacity() == 0 {

@@ -181,8 +181,7 @@ impl Events {
         }
     }
 
-    /// Clears all events and parked AERs at a Controller Reset or shutdown, and sets feature 0Bh to
-    /// `enabled`.
+    /// Clears events and parked AERs at a Controller Reset or shutdown; sets feature 0Bh to `enabled`.
     pub fn reset(&mut self, enabled: u32) {
         *self = Events::new(enabled);
     }

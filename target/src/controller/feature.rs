@@ -19,8 +19,7 @@ use crate::snapshot::NSID_MAX;
 
 use std::sync::atomic::Ordering;
 
-/// Bit of [`ControllerShared::feature_bits`]: the volatile write cache is enabled. While the bit is clear,
-/// every write has FUA.
+/// Bit of [`ControllerShared::feature_bits`]: write cache enabled. While clear, every write has FUA.
 pub(crate) const FEATURE_WRITE_CACHE: u32 = 1 << 0;
 
 /// Arbitration burst of 64 commands, as log2. A host's value is stored but has no effect on the round robin.
@@ -62,8 +61,7 @@ pub(super) fn is_namespace_specific(id: FeatureId) -> bool {
     id == FeatureId::ERROR_RECOVERY
 }
 
-/// Capabilities that Get Features reports. Host Identifier is not changeable: over Fabrics, Connect sets its
-/// value.
+/// Capabilities that Get Features reports. Host Identifier is not changeable: Connect sets it.
 fn capabilities(id: FeatureId) -> FeatureCapabilities {
     FeatureCapabilities::new()
         .with_namespace_specific(is_namespace_specific(id))
@@ -86,8 +84,7 @@ pub(super) fn async_events_default(kind: Kind) -> u32 {
     }
 }
 
-/// Allowed bits of Asynchronous Event Configuration: the notices, and for an I/O controller all critical
-/// warnings.
+/// Allowed bits of Asynchronous Event Configuration: notices, and for an I/O controller critical warnings.
 fn async_events_allowed(kind: Kind) -> u32 {
     let warnings = AsyncEventConfig::new().with_critical_warnings(u8::MAX).into_bits();
     match kind {
@@ -109,8 +106,7 @@ fn write_cache(shared: &ControllerShared) -> bool {
     shared.feature_bits.load(Ordering::Relaxed) & FEATURE_WRITE_CACHE != 0
 }
 
-/// Error Recovery (TLER) by namespace. `by_namespace` has NSIDs and their values; `all` is the value of the
-/// other namespaces.
+/// Error Recovery (TLER) by namespace. `by_namespace`: NSIDs and their values; `all`: that of the others.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 struct ErrorRecoveries {
     all: u32,

@@ -120,8 +120,7 @@ impl Controller {
         }
     }
 
-    /// CNS 1Ch: the NVM command set, in the only combination. Invalid Field if CNTID is of no controller of
-    /// the subsystem.
+    /// CNS 1Ch: the NVM command set, in the only combination. Invalid Field if CNTID is not of the subsystem.
     fn command_sets(&self, cx: &Context<'_>, cntid: u16, sets: &mut IoCommandSets) -> Result<(), Refusal> {
         let is_self = cntid == CNTID_SELF || cntid == self.shared.cntlid;
         if !is_self && cx.registry.find(&self.shared.subsystem_nqn, cntid).is_none() {

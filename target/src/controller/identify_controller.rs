@@ -22,7 +22,6 @@ use crate::snapshot::{NSID_MAX, Subsystem};
 /// Unit of IOCCSZ and IORCSZ in bytes.
 const CAPSULE_UNIT_BYTES: u32 = 16;
 
-/// Bytes of an SGL descriptor.
 const SGL_BYTES: u32 = 16;
 
 /// Bit of CDFS: Copy descriptor format 0h is supported.
@@ -87,8 +86,7 @@ impl Controller {
             .with_present(summary.any_volatile_cache)
             .with_flush_all(Vwc::FLUSH_ALL_SUPPORTED)
             .into_bits();
-        // AWUN applies without a power failure. With a power failure (AWUPF) only one block is atomic, so
-        // AWUPF stays 0.
+        // AWUN applies without a power failure; with one, a single block is atomic (AWUPF 0).
         id.awun_z = U16::new(u16::try_from(summary.atomic_blocks.saturating_sub(1)).unwrap_or(u16::MAX));
         let features = SpindleFeatures::new().with_end_former_associations(true);
         id.set_spindle_features(features.with_optimistic_reads(cx.registry.optimistic().is_some()));

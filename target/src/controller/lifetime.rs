@@ -25,8 +25,7 @@ pub enum ControllerState {
     /// The host has set CC.SHN. Ends by a reset, an enable or the end of the admin connection. Fails when the
     /// host loses its access, or after [`ASSOCIATION_TIMEOUT`](super::limits::ASSOCIATION_TIMEOUT).
     ShutDown,
-    /// CSTS.CFS is 1: a time-out has passed, or the host has lost its access to the subsystem. Ends only by
-    /// removal.
+    /// CSTS.CFS is 1: a time-out has passed, or the host has lost its access. Ends only by removal.
     Failed,
     /// Removed after the end of the admin connection.
     Removed,

@@ -29,8 +29,7 @@ pub const READY_TIMEOUT_UNITS: u8 = 90;
 /// Bytes of the smallest memory page (CAP.MPSMIN 0), the unit of MDTS, VSL and WZSL.
 pub const PAGE_BYTES: u32 = 4096;
 
-/// Preferred granularity of writes and deallocation in bytes: a page of memory, of a file system, of most
-/// drives.
+/// Preferred granularity of writes and deallocation in bytes: a page of memory, file systems, most drives.
 pub const PREFERRED_BYTES: u32 = 4096;
 
 /// Most source ranges of a Copy, 4 KiB of descriptors of 32 bytes; MSRC is one less.

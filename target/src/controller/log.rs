@@ -185,8 +185,7 @@ const IO_COMMANDS: &[(IoOpcode, bool)] = &[
     (IoOpcode::COPY, true),
 ];
 
-/// Builds log page 05h. No scope is reported, since Linux warns of any bit of an I/O command except CSUPP and
-/// LBCC.
+/// Builds log page 05h. No scope is reported: Linux warns of any bit of an I/O command except CSUPP and LBCC.
 fn command_effects(has_optimistic: bool) -> CommandEffects {
     let mut log = CommandEffects::default();
     if has_optimistic {
@@ -234,8 +233,7 @@ impl<'a> Window<'a> {
 
     /// Writes `bytes`, which are at offset `at` of the page. Drops the bytes outside the part.
     pub(crate) fn put(&mut self, at: u64, bytes: &[u8]) {
-        // `skip`: bytes of the piece before the part. `start`: offset of the piece in the part. One of them
-        // is 0.
+        // `skip`: bytes of the piece before the part. `start`: offset of the piece in the part. One is 0.
         let Ok(skip) = usize::try_from(self.offset.saturating_sub(at)) else { return };
         let Ok(start) = usize::try_from(at.saturating_sub(self.offset)) else { return };
         let (Some(from), Some(to)) = (bytes.get(skip..), self.data.get_mut(start..)) else { return };

@@ -132,8 +132,7 @@ impl Controller {
         if new.en() && !is_size_known {
             return refused;
         }
-        // CSS and the entry sizes must not change while the controller is enabled, since queues depend on
-        // them.
+        // CSS and entry sizes must not change while the controller is enabled: queues depend on them.
         let is_running = self.cc.en() && new.en();
         if is_running && (new.css() != self.cc.css() || sizes != (self.cc.iosqes(), self.cc.iocqes())) {
             return refused;

@@ -89,8 +89,7 @@ impl HealthWatch {
 
 impl Controller {
     /// Checks the health of the drives of an enabled controller, at most once per `HEALTH_PERIOD`. A new
-    /// critical warning that the host has enabled raises an event. If no warning is enabled, the drives are
-    /// not queried.
+    /// critical warning that the host has enabled raises an event. Without enabled warnings it queries none.
     pub fn check_health(&mut self, cx: &Context<'_>) {
         if self.state != ControllerState::Enabled || cx.now < self.health.next_check {
             return;

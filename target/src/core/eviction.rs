@@ -62,8 +62,7 @@ impl<T: Transport> TargetCore<T> {
     /// Evicts a connection from a full core before
     /// [`Connections::accept`](spindle_nvme_transport::Connections::accept). `newcomers`: number of
     /// connections that wait to be accepted. `end` closes the oldest connection without a place of its own. A
-    /// host sends Connect within a few round trips, so the oldest connection is the least likely to belong to
-    /// a host.
+    /// host sends Connect within a few round trips, so the oldest is the least likely to be a host's.
     ///
     /// True: the caller calls `accept`, which fails if the core is still full or drains. False: the caller
     /// waits, since capacity will be free in a later turn.

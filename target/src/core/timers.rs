@@ -23,7 +23,6 @@ use spindle_reactor::clock::Nanos;
 
 use super::TargetCore;
 
-/// Period of the time-out checks.
 const TIMER_PERIOD: Nanos = Nanos::from_ms(50);
 
 /// A receive pass in progress.

@@ -1,5 +1,4 @@
-//! Commands that are not I/O: Connect, Property Get and Set, Disconnect, the admin commands, asynchronous
-//! events, Abort.
+//! Commands that are not I/O: Connect, Property Get and Set, Disconnect, admin commands, events, Abort.
 //!
 //! `crate::controller` executes most of them. This file takes their memory, fetches their data, executes
 //! Disconnect and Abort, and sends the replies. The request states are those of I/O.
@@ -61,8 +60,7 @@ fn hash_of(address: IpAddr) -> u32 {
 }
 
 impl<T: Transport> Qpair<T> {
-    /// Handles a command before Connect has succeeded. Any command but Connect is refused, and the connection
-    /// stays open.
+    /// Handles a command before Connect has succeeded. Others than Connect are refused; the connection stays.
     pub(super) fn step_fresh(&mut self, env: &mut Env, slot: RequestId) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         let sqe = &request.sqe;
@@ -198,8 +196,7 @@ impl<T: Transport> Qpair<T> {
         matches!(&self.role, Role::Admin(controller) if controller.is_discovery())
     }
 
-    /// Counts a discovery controller for the host's address, if Connect is for one. `None`: it is for
-    /// another.
+    /// Counts a discovery controller for the host's address, if Connect is for one, else `None`.
     fn discovery_place(
         &self,
         is_admin: bool,

@@ -1,5 +1,4 @@
-//! Commands of several disk steps: Compare, Verify, Copy, Deallocate with its ranges, Flush of all
-//! namespaces.
+//! Commands of several disk steps: Compare, Verify, Copy, Deallocate (ranges), Flush of all namespaces.
 //!
 //! A disk with the ability (`DiskChannel::abilities`) executes a Compare, Verify or Copy itself; otherwise
 //! the command becomes reads and writes. The choice is made once, when the command begins.
@@ -196,8 +195,7 @@ impl<T: Transport> Qpair<T> {
     }
 
     fn fail(&mut self, env: &mut Env, slot: RequestId, io: &IoCommand, error: DiskError) {
-        // Copy: index of the lowest source range that was not copied completely, in dword 0 (NVM Command Set,
-        // Copy).
+        // Copy: lowest source range that was not copied completely, in dword 0 (NVM Command Set, Copy).
         let (IoOp::Copy { .. }, Some(request)) = (io.op, self.requests.get(slot)) else {
             return self.disk_failed(env, slot, io, error);
         };
@@ -216,8 +214,7 @@ fn submit_step(disk: &mut dyn DiskChannel, token: Token, io: &IoCommand, step: S
     }
 }
 
-/// True when a disk without deallocation refuses a Deallocate. Deallocation is a hint, so the command
-/// succeeds.
+/// True when a disk without deallocation refuses a Deallocate. It is a hint, so the command succeeds.
 fn is_hint_refused(io: &IoCommand, error: DiskError) -> bool {
     error == DiskError::NotSupported && matches!(io.op, IoOp::Deallocate { .. })
 }

@@ -1,5 +1,4 @@
-//! The fast path: a Read of data that the disk has in memory, and a Write of in-capsule data to memory of the
-//! disk.
+//! The fast path: a Read of data in the disk's memory, and a Write of in-capsule data to it.
 //!
 //! Such a command is checked, executed and answered in the turn that receives it, without a request in the
 //! slab. A command that fails a check takes the slab path from its beginning; nothing has changed. A Read

@@ -28,16 +28,14 @@ use crate::orphaned_commands::ORPHAN_MAX;
 use crate::refusal::{Refusal, field};
 use crate::shared::FormerState;
 
-/// The request of a queue pair that waits until the disks have completed the commands of its host's former
-/// associations.
+/// The request of a queue pair that waits for the disk commands of its host's former associations.
 pub(super) enum ConnectBlocked {
     /// Connect of an admin queue, with its data.
     Connect(Box<ConnectBytes>),
     EndFormer(PendingEndFormer),
 }
 
-/// An End Former Associations that waits, at most until `deadline`. `ended`: number of controllers that the
-/// command has ended.
+/// An End Former Associations that waits, at most until `deadline`. `ended`: number of ended controllers.
 pub(super) struct PendingEndFormer {
     slot: RequestId,
     ended: u16,

@@ -1,10 +1,8 @@
-//! Parse and check of the commands of an I/O queue: pure functions from a submission queue entry to an
-//! [`IoCommand`].
+//! Parse and check of the commands of an I/O queue: from a submission queue entry to an [`IoCommand`].
 //!
 //! All checks of a command for an active namespace that need no data are here. A refusal has the status and
 //! the field at fault. A command that passes is inside the namespace and the limits. Its SGL has the length
-//! of its data, or more if the data is a list of ranges. The ranges of a list are checked when the command
-//! executes.
+//! of its data, or more if the data is a list of ranges. Ranges of a list are checked at execution.
 
 use nvme_spec::opcode::IoOpcode;
 use nvme_spec::optimistic::GET_REFERENCES;

@@ -23,7 +23,6 @@ use super::{Qpair, Role, bulk, compound};
 use crate::env::Env;
 use crate::shared::{HostMemory, memory_group};
 
-/// Outcome of `Qpair::retry_buffers`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Retried {
     /// A request got its memory, was resumed between two steps, or ended.
@@ -68,8 +67,7 @@ impl<T: Transport> Qpair<T> {
         self.stash_capsule(slot);
     }
 
-    /// Copies in-capsule data that is not fetched yet out of the receive batch (TCP), so that receiving
-    /// continues.
+    /// Copies in-capsule data not fetched yet out of the receive batch (TCP), so that receiving continues.
     pub(super) fn stash_capsule(&mut self, slot: RequestId) {
         let Some(request) = self.requests.get(slot) else { return };
         if let DataPointer::InCapsule { .. } = request.pointer {
@@ -250,7 +248,6 @@ pub(super) fn reads_into_pool(env: &Env, disk: usize) -> bool {
     handle.is_some_and(|disk| !disk.abilities().reads_in_place)
 }
 
-/// Outcome of [`take_buffers`].
 pub(super) enum Taken {
     /// The data of a Read, which has ended.
     Ready(Buf),

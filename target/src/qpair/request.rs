@@ -39,14 +39,12 @@ pub enum RequestState {
     Bulk,
     /// Half of a fused pair that has its data; ended when the other half has its data or fails.
     Fused,
-    /// An Asynchronous Event Request; ended by an event, an abort, or a reset, shutdown or end of the
-    /// controller.
+    /// An Asynchronous Event Request; ended by an event, abort, reset, shutdown or end of the controller.
     Parked,
     /// An Abort of a command on an I/O queue, sent to all cores; ended by the answer of the last core.
     Aborting,
     /// A Connect or End Former Associations that waits until the disks have completed the commands of the
-    /// host's former associations. Ended by `Qpair::retry_connect`, `Qpair::poll_end_former`, or a reset or
-    /// shutdown.
+    /// host's former associations. Ended by `retry_connect`, `poll_end_former`, a reset or shutdown.
     ConnectBlocked,
     /// The transport has the reply; ended by `Sent`.
     Replying,
@@ -267,8 +265,7 @@ pub struct Request {
     /// State, changed only by `qpair`.
     pub state: RequestState,
     /// Status with which the request ends once the transport and the disk have returned its buffers. Set when
-    /// the request is aborted, a piece fails, or the other half of a fused pair fails or is missing; else
-    /// `None`.
+    /// the request is aborted, a piece fails, or the other half of a fused pair fails or is missing.
     pub abort_status: Option<Status>,
     /// The parsed command; [`Work::None`] before that.
     pub work: Work,
@@ -276,8 +273,7 @@ pub struct Request {
     pub pointer: DataPointer,
     /// Submission queue entry as received.
     pub sqe: Sqe,
-    /// Data, or the list of ranges. `None`: the transport or the disk owns the buffer, or the request has
-    /// none.
+    /// Data, or the list of ranges. `None`: the transport or the disk owns it, or the request has none.
     pub buf: Option<Buf>,
     /// Second buffer: blocks read for a Compare, a Verify or a Copy; in the first half of a fused pair, the
     /// buffer for the second; in a bulk Write, the fetched piece that waits for the disk.
@@ -290,8 +286,7 @@ pub struct Request {
     pub progress: Progress,
     /// Progress of a bulk transfer.
     pub pieces: Pieces,
-    /// Slot of the other half of a fused pair; `None`: the other half has not arrived, or the command is not
-    /// fused.
+    /// Slot of the other half of a fused pair; `None`: it has not arrived, or the command is not fused.
     pub partner: Option<RequestId>,
 }
 

@@ -25,14 +25,12 @@ impl From<Slab<Request>> for Requests {
 
 /// `get` and `get_mut` are not inlined, since inlined look-ups would use registers that the fast path needs.
 impl Requests {
-    /// Returns the request in `slot`. `None` is a bug of this program (see [`on_missing`]); the caller then
-    /// does nothing.
+    /// Returns the request in `slot`. `None` is a bug (see [`on_missing`]); the caller then does nothing.
     #[inline(never)]
     pub(super) fn get(&self, slot: RequestId) -> Option<&Request> {
         self.0.get(slot.0).or_else(|| on_missing(slot))
     }
 
-    /// As [`Requests::get`].
     #[inline(never)]
     pub(super) fn get_mut(&mut self, slot: RequestId) -> Option<&mut Request> {
         self.0.get_mut(slot.0).or_else(|| on_missing(slot))
@@ -43,7 +41,6 @@ impl Requests {
         self.0.get(slot.0)
     }
 
-    /// As [`Requests::find`].
     pub(super) fn find_mut(&mut self, slot: RequestId) -> Option<&mut Request> {
         self.0.get_mut(slot.0)
     }
@@ -105,8 +102,7 @@ impl<T: Transport> Qpair<T> {
     }
 }
 
-/// Counts a look-up without a request and logs the first; returns `None`. Panics in debug builds, so that
-/// tests find the bug.
+/// Counts a look-up without a request and logs the first; returns `None`. Panics in debug builds, for tests.
 #[cold]
 #[inline(never)]
 fn on_missing<T>(slot: RequestId) -> Option<T> {

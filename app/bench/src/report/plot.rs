@@ -153,8 +153,7 @@ fn legend(name: &str, latencies: &Latencies) -> String {
     )
 }
 
-/// Returns the axes of percentiles and of latencies. Their ranges include the curves of all series; `None`
-/// without a series.
+/// Returns the axes of percentiles and of latencies. The ranges include all series; `None` without a series.
 fn axes(series: &[(&str, &Latencies)]) -> Option<(TickAxis, TickAxis)> {
     let commands = series.iter().map(|(_, latencies)| latencies.count()).max()?;
     let nines = (commands as f64).log10().ceil().clamp(NINES.0, NINES.1);

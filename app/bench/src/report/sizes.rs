@@ -1,5 +1,4 @@
-//! Results of runs with several cache sizes and policies: as a table, as JSON, and as a plot of the hit
-//! ratio.
+//! Results of runs with several caches: as a table, as JSON, and as a plot of the hit ratio.
 
 use std::path::Path;
 

@@ -18,8 +18,7 @@ use crate::args::BenchTargetArgs;
 use crate::random::Random;
 use crate::report::{BenchResult, Latencies, median, per_second};
 
-/// Measured time of a slice. Long against the ramp, short against the seconds for which a virtual machine
-/// keeps its speed.
+/// Measured time of a slice. Long against the ramp, short against a virtual machine's changes of speed.
 const SLICE: Duration = Duration::from_millis(50);
 /// Latencies that a slice has at least, up to [`SLICE_MAX`]: the rate of a slice is that of whole commands.
 const SLICE_LATENCIES: f64 = 50.0;
@@ -28,7 +27,6 @@ const SLICE_MAX: Duration = Duration::from_millis(500);
 /// Time at the start of a slice that is not measured: the queue fills.
 const RAMP: Duration = Duration::from_millis(3);
 
-/// The other side of the comparison.
 #[derive(Debug)]
 pub(super) struct Against {
     pub(super) result: BenchResult,
@@ -36,7 +34,6 @@ pub(super) struct Against {
     pub(super) iops_ratio: f64,
 }
 
-/// One subsystem, and what was measured there.
 struct Side<'a> {
     engine: Engine<'a>,
     plan: Plan,
@@ -65,8 +62,7 @@ impl<'a> Side<'a> {
         Ok(Side { engine, plan, tally: Tally::default(), next: 0, sum, cpu: Duration::ZERO })
     }
 
-    /// Runs one slice, adds its operations to `done` and returns its rate. `is_counted`: the slice is part of
-    /// the result.
+    /// Runs one slice and returns its rate. `is_counted`: the slice is part of the result.
     fn slice(&mut self, seed: u64, is_counted: bool, done: &AtomicU64) -> Result<f64, BenchError> {
         self.plan.seed = seed;
         let mut load = Load::new(&self.plan, None, &mut self.tally);

@@ -41,8 +41,7 @@ use connect::{CAPSULE_HLEN, Connection};
 use outbox::Outbox;
 use stream::{Commands, Ended, Event, Request, Stream};
 
-/// Most bytes of a receive. A smaller buffer needs more system calls, a larger one does not stay in the
-/// core's cache.
+/// Most bytes of a receive. A smaller buffer needs more system calls, a larger one leaves the core's cache.
 const RECEIVE_BYTES: u32 = 256 << 10;
 const H2C_HLEN: u8 = 24;
 
@@ -68,7 +67,6 @@ fn check(args: &BenchTargetArgs) -> Result<(), BenchError> {
     }
 }
 
-/// Connects, runs the load and returns its result.
 pub(super) fn measure(
     args: &BenchTargetArgs,
     stages: &mpsc::Sender<Stage>,
@@ -118,11 +116,9 @@ struct Queue {
     depth: u16,
 }
 
-/// Result of [`Queue::turn`].
 #[derive(Default)]
 struct Turn {
     has_received: bool,
-    /// A command has completed.
     has_ended: bool,
 }
 
@@ -132,7 +128,6 @@ struct Sender {
     namespace: Namespace,
     unit_blocks: u32,
     unit_bytes: u32,
-    /// Writes carry their data in the capsule.
     is_in_capsule: bool,
     cpda: u8,
     h2c_bytes_max: u32,
@@ -264,7 +259,6 @@ impl Queue {
     }
 }
 
-/// Allocates a buffer in one piece.
 fn take_buf(bytes: u32) -> Result<Buf, BenchError> {
     let zone = ZoneSpec { buffer_bytes: bytes.next_multiple_of(4096), count: 1 };
     let buf = Pool::new(&[zone], Pages::Transparent)?.take(bytes);
@@ -323,8 +317,7 @@ impl Sender {
         }
     }
 
-    /// Queues the data that an R2T asks for, which [`Stream`] has checked. Fails if data of an earlier R2T of
-    /// the command is not sent (MAXR2T).
+    /// Queues the data of an R2T. Fails if data of an earlier R2T of the command is not sent (MAXR2T).
     fn send_data(&mut self, request: &Request) -> Result<(), Violation> {
         let Request { cid, ttag, mut offset, bytes: mut left } = *request;
         let Some(end) = self.ends.get_mut(usize::from(cid)) else { return Ok(()) };

@@ -21,14 +21,12 @@ pub(super) const IDLE_TURNS_PER_CLOCK_READ: u32 = 16;
 /// Period of polling the controllers, updating the progress and retrying spare buffers.
 pub(super) const CONTROLLER_POLL_PERIOD: Nanos = Nanos::from_ms(50);
 
-/// A command in flight, with its time of submission.
 #[derive(Debug, Clone, Copy, Default)]
 struct InFlight {
     sent: Nanos,
     command: Command,
 }
 
-/// Commands and buffers of one queue.
 #[derive(Debug)]
 struct QueueState {
     /// Indexed by [`Ticket::index`](initiator::Ticket::index).
@@ -67,7 +65,6 @@ impl TurnClock {
         TurnClock { reading: readings.min().unwrap_or_default() }
     }
 
-    /// Returns the processor time since `began`.
     pub(super) fn since(&self, began: Duration) -> Nanos {
         cpu_time().saturating_sub(began).saturating_sub(self.reading).into()
     }
@@ -153,8 +150,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Polls all queues once. Returns whether data arrived, and updates `now` for each queue with
-    /// completions.
+    /// Polls all queues once. Returns whether data arrived, and updates `now`.
     #[inline]
     fn turn<J: Job>(&mut self, job: &mut J, now: &mut Nanos) -> Result<bool, BenchError> {
         let Engine { set, queue_states, mapping, .. } = self;
@@ -233,8 +229,7 @@ impl<'a> Engine<'a> {
 }
 
 impl QueueState {
-    /// Passes a completion to the job and submits the next command with the buffer of `completion`, if it has
-    /// a buffer.
+    /// Passes a completion to the job and submits the next command with its buffer, if it has one.
     #[inline]
     fn ended<J: Job>(
         &mut self,
@@ -307,8 +302,7 @@ pub(super) fn fill_pseudo_random(buf: &mut Buf, seed: u64) {
 }
 
 /// Detects outstanding commands that do not complete at the end of a job; with `--bare` also before. The time
-/// counts from a turn of the loop, not from the last completion. So a process that was stopped meanwhile
-/// polls before it fails.
+/// counts from a turn of the loop, not from the last completion. So a stopped process polls before it fails.
 #[derive(Debug, Default)]
 pub(super) struct Drain {
     since: Option<Nanos>,

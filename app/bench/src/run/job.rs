@@ -31,15 +31,13 @@ pub(super) trait Job {
         buf: Option<&Buf>,
         times: (Nanos, Nanos),
     );
-    /// Updates the time. Called before the completions of each queue, and every few turns without
-    /// completions.
+    /// Updates the time. Called before completions, and every few turns without any.
     fn tick(&mut self, now: Nanos);
     /// A turn with completions took `time` of the processor.
     fn on_turn(&mut self, _time: Nanos) {}
     /// Returns true when `next` returns no further command.
     fn is_over(&self) -> bool;
-    /// Returns the number of completed commands, for the progress; [`Check`] counts the units that it has
-    /// read or skipped.
+    /// Returns the completed commands, for the progress; [`Check`] counts units read or skipped.
     fn done(&self) -> u64;
 }
 
@@ -57,7 +55,6 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    /// Adds the counts of `other`.
     pub(super) fn join(&mut self, other: Tally) {
         self.errors += other.errors;
         let room = ERRORS_SHOWN.saturating_sub(self.shown.len());
@@ -219,7 +216,6 @@ pub(super) struct Load<'a> {
     measured_from: Option<Nanos>,
     measured_to: Nanos,
     is_over: bool,
-    /// See [`Load::continue_at`].
     is_slice: bool,
     operations: u64,
     done: u64,
@@ -257,9 +253,8 @@ impl<'a> Load<'a> {
         }
     }
 
-    /// Makes this load a slice of a longer one: a sequential load begins at `unit`. The latencies of commands
-    /// in flight at the end are recorded, though the commands do not count: the ends of all slices would hide
-    /// the longest latencies.
+    /// Makes this load a slice of a longer one: a sequential load begins at `unit`. Commands in flight at the
+    /// end do not count, but their latencies do: else the ends of slices hide the longest.
     pub(super) fn continue_at(&mut self, unit: u64) {
         self.next = unit;
         self.is_slice = true;
@@ -323,8 +318,7 @@ impl<'a> Load<'a> {
         Some(Command { unit: self.pick(), is_read })
     }
 
-    /// Counts a command of [`Load::next_untracked`] that succeeded; `times` are those of submission and
-    /// completion.
+    /// Counts a success of [`Load::next_untracked`]; `times` are those of submission and completion.
     #[inline]
     pub(super) fn succeeded(&mut self, times: (Nanos, Nanos)) {
         self.done += 1;
@@ -442,7 +436,6 @@ impl Job for Load<'_> {
     }
 }
 
-/// Returns the processor time of the calling thread.
 pub(super) fn cpu_time() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }

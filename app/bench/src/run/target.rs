@@ -1,5 +1,4 @@
-//! Connects to the target (resolve, discover, controllers, I/O queues, namespace) and checks the options
-//! against the target.
+//! Connects to the target (resolve, discover, controllers, I/O queues, namespace) and checks the options.
 
 use std::net::SocketAddr;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -17,8 +16,7 @@ use crate::args::BenchTargetArgs;
 use crate::size::Bytes;
 use crate::verify;
 
-/// Depth of an idle queue, within the controller's limit, and least depth that is requested: the default of a
-/// Linux host.
+/// Depth of an idle queue, within the controller's limit, and least requested depth: the default of Linux.
 const IDLE_DEPTH: u16 = 127;
 /// Most data in flight: the limit of a zone of the buffer pool.
 const FLIGHT_MAX: Bytes = Bytes::new(1 << 30);
@@ -67,8 +65,7 @@ pub(super) fn open(args: &BenchTargetArgs, depths: &[u16]) -> Result<Opened, Ben
     Ok(Opened { target, options, controller, namespace })
 }
 
-/// Finds the target and connects controllers and queues. Fails if `--qd` exceeds the depth of the target's
-/// queues.
+/// Connects controllers and queues. Fails if `--qd` exceeds the depth of the target's queues.
 pub(super) fn connect(args: &BenchTargetArgs) -> Result<Connected, BenchError> {
     let began = Instant::now();
     let depths = depths(args)?;

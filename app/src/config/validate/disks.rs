@@ -358,8 +358,7 @@ fn size_and_medium(
             return None;
         }
         PathState::Regular(medium) => {
-            // A writable file grows to `size` and is never truncated. A read-only file is served up to
-            // `size`.
+            // A writable file grows to `size`, is never truncated. A read-only one is served up to `size`.
             let is_cut = size.as_ref().is_some_and(|size| size.value < medium.bytes) && !is_read_only;
             if let Some(size) = size.as_ref().filter(|_| is_cut) {
                 let what =
@@ -399,8 +398,7 @@ fn medium_of(state: &PathState) -> DiskMedium {
 }
 
 /// Checks the medium at `path` against `medium_id`; `snapshot` checks the open disk again. sysfs may lack
-/// some names of an NVMe namespace. So a `medium_id` of a type (`eui.`, `uuid.`) for which sysfs has no name
-/// is accepted here.
+/// some names of an NVMe namespace. So a type (`eui.`, `uuid.`) without a name there is accepted here.
 fn check_medium_id(node: &Node, path: &Path, facts: &PathFacts, errors: &Errors) {
     let Some(wanted) = node.given::<String>("medium_id") else { return };
     // An unreadable path already has its own error.
@@ -424,8 +422,7 @@ pub fn medium_id_error(what: &str, ids: &[String]) -> String {
     format!("must be a name of the medium that is meant; {what} is another one, {ids}")
 }
 
-/// Refuses `poll` except on block devices with `direct`. Does not check for poll queues: these are known once
-/// the disk is open.
+/// Refuses `poll` except on block devices with `direct`. Poll queues are known only once the disk is open.
 fn refuse_poll(node: &Node, state: &PathState, errors: &Errors) {
     let Some(poll) = node.given::<bool>("poll").filter(|poll| poll.value) else { return };
     if !matches!(state, PathState::Block(_)) {
@@ -486,8 +483,7 @@ fn may_come(error: &io::Error) -> bool {
     !matches!(error.kind(), io::ErrorKind::NotADirectory | io::ErrorKind::InvalidInput)
 }
 
-/// Returns size and medium of a file that does not exist yet; an error without `create`, unless the
-/// file may be away.
+/// Returns size and medium of a missing file; an error without `create`, unless it may be away.
 fn missing_file(
     node: &Node,
     path: &Located<PathBuf>,

@@ -1,5 +1,4 @@
-//! Validates listeners, subsystems, namespaces and referrals, and checks that names and identifiers are
-//! unique.
+//! Validates listeners, subsystems, namespaces and referrals; names and identifiers are unique.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, HashSet};

@@ -40,7 +40,6 @@ pub enum Former {
     Unsupported,
 }
 
-/// Submits a command and waits for its completion.
 fn execute(
     qpair: &mut Qpair,
     step: &'static str,
@@ -248,7 +247,6 @@ impl Controller {
     }
 }
 
-/// An outstanding Attach.
 #[derive(Debug)]
 pub(super) struct AttachRequest {
     pub(super) ticket: Ticket,
@@ -296,8 +294,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Returns true from [`Controller::begin_attach`] until [`Controller::take_grant`] has returned the
-    /// result.
+    /// Returns true from [`Controller::begin_attach`] until [`Controller::take_grant`] has the result.
     #[must_use]
     pub fn is_attaching(&self) -> bool {
         self.attach_request.is_some() || self.attached.is_some()

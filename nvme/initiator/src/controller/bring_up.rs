@@ -22,12 +22,10 @@ const READY_MIN: Duration = Duration::from_secs(1);
 /// First and longest time between two reads of CSTS.
 const CSTS_POLL_PERIODS: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(20));
 
-/// See [`Controller::connect`].
 pub(super) fn connect(target: &Target, options: &Options) -> Result<Controller, Error> {
     let pool = admin_pool()?;
     let depth = ADMIN_ENTRIES - 1;
-    // Keep Alive supervises the admin queue. Without a command timeout, as the event request may be
-    // outstanding without limit.
+    // Keep Alive supervises the admin queue. No command timeout: the event request has no limit.
     let admin_options = Options { command_timeout: None, batch_bytes: 16 << 10, ..options.clone() };
     let name = QueueName { qid: 0, cntlid: 0, depth };
     let (admin, cntlid) = Connecting::begin(target, &admin_options, &pool, name, Clock::now())?.finish()?;
@@ -119,7 +117,6 @@ fn configure(controller: &mut Controller) -> Result<(), Error> {
     Ok(())
 }
 
-/// See [`Controller::shutdown`].
 pub(super) fn shut_down(controller: &mut Controller) -> Result<(), Error> {
     let value = ENABLED.with_shn(ShutdownNotification::NORMAL.0);
     controller.set_property(register::CC, value.into_bits())?;
@@ -128,8 +125,7 @@ pub(super) fn shut_down(controller: &mut Controller) -> Result<(), Error> {
 }
 
 impl Controller {
-    /// Connects I/O queue `qid` (1 to [`Controller::queues_granted`]) for [`Options::depth`] commands.
-    /// Blocks.
+    /// Connects queue `qid` (1 to [`Controller::queues_granted`]) for [`Options::depth`] commands; blocks.
     pub fn connect_queue(&mut self, qid: u16) -> Result<IoQueue, Error> {
         self.connect_queue_of(qid, self.options.depth)
     }

@@ -126,7 +126,6 @@ pub(super) struct Connecting {
 
 enum OpeningState {
     Link(LinkOpening),
-    /// Connect is outstanding.
     Connect(Box<Qpair>, Ticket),
     /// The queue was returned, or the attempt has failed.
     Finished,
@@ -154,7 +153,6 @@ impl Connecting {
         }
     }
 
-    /// Returns the timeout of the current step.
     fn timeout(&self) -> Duration {
         match self.state {
             OpeningState::Link(_) | OpeningState::Finished => self.options.connect_timeout,
@@ -244,7 +242,6 @@ impl Connecting {
         })
     }
 
-    /// Runs all steps and sleeps between them.
     pub(super) fn finish(&mut self) -> Result<(Qpair, u16), Error> {
         loop {
             let now = Clock::now();

@@ -91,7 +91,6 @@ struct Verbs {
     channel: CmChannel,
 }
 
-/// An NVMe/RDMA connection of one queue.
 #[derive(Debug)]
 pub(crate) struct RdmaLink {
     /// `None` after the end: the queue pair was destroyed.
@@ -157,7 +156,6 @@ impl RdmaLink {
         (full.kind.into(), data)
     }
 
-    /// Returns true while commands can be submitted.
     #[inline]
     pub(super) fn is_open(&self) -> bool {
         self.conn.is_open()
@@ -263,8 +261,7 @@ impl RdmaLink {
         on_event(event, self.conn.is_open());
     }
 
-    /// Handles work completions, at most [`POLLS_MAX`] batches, and posts the receives again. Returns true
-    /// when there were any.
+    /// Handles at most [`POLLS_MAX`] batches of completions, and posts receives again. True: there were any.
     #[inline]
     fn take_completions(&mut self) -> bool {
         let RdmaLink { verbs: Some(verbs), conn, cause, .. } = self else { return false };
@@ -295,8 +292,7 @@ impl RdmaLink {
         has_come
     }
 
-    /// Handles one event of the connection manager. Every event of this connection except Established ends
-    /// it.
+    /// Handles a connection manager event. Every event of this connection except Established ends it.
     #[cold]
     fn poll_cm(&mut self) {
         let Some(verbs) = &self.verbs else { return };
@@ -315,7 +311,6 @@ impl RdmaLink {
         }
     }
 
-    /// Aborts the connection. The next turn completes all commands as lost.
     #[cold]
     pub(super) fn fail(&mut self, loss: Loss) {
         if self.conn.is_open() {
@@ -397,8 +392,7 @@ impl Drop for RdmaLink {
     }
 }
 
-/// Handles a work completion. Returns the index of a receive to post again; `None` for a send or a failed
-/// receive.
+/// Handles a work completion. Returns the receive to post again; `None` for a send or a failed receive.
 #[inline]
 fn on_work_completion(
     conn: &mut Conn,

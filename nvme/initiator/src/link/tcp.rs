@@ -36,7 +36,6 @@ const USER_TIMEOUT_MS: u32 = 30_000;
 /// Congestion control without packet pacing; pacing (bbr) has a cost even without loss.
 const CONGESTION: &str = "cubic";
 
-/// An NVMe/TCP connection of one queue.
 #[derive(Debug)]
 pub(crate) struct TcpLink {
     socket: Socket,
@@ -48,7 +47,6 @@ pub(crate) struct TcpLink {
     is_shut: bool,
 }
 
-/// A connection attempt, in steps that do not block.
 #[derive(Debug)]
 pub(crate) struct TcpOpening {
     address: SocketAddr,
@@ -68,14 +66,12 @@ enum Step {
 }
 
 impl TcpOpening {
-    /// Starts the TCP connect.
     pub(super) fn begin(address: SocketAddr, options: &Options, depth: u16) -> Result<TcpOpening, Error> {
         let failed = |source| Error::Connect { address, source };
         let socket = Socket::begin_connect(address).map_err(failed)?;
         Ok(TcpOpening { address, options: options.clone(), depth, step: Step::Socket(socket) })
     }
 
-    /// Returns the name of the current step.
     pub(super) fn name(&self) -> &'static str {
         match self.step {
             Step::Socket(_) => "TCP",
@@ -118,7 +114,6 @@ impl TcpOpening {
         Ok(None)
     }
 
-    /// Sleeps until the next step may make progress, at most `timeout`; may return early.
     pub(super) fn wait_io(&self, timeout: Duration) {
         match &self.step {
             // The next step reports an error of the socket.
@@ -144,19 +139,16 @@ impl TcpLink {
         TcpLink { socket, conn, cause: None, is_full: false, is_shut: false }
     }
 
-    /// Queues a command. The next [`TcpLink::send`] or [`TcpLink::turn`] sends it. An error returns the data.
     #[inline]
     pub(super) fn submit(&mut self, sqe: Sqe, data: HostData) -> Result<(), (Refusal, HostData)> {
         self.conn.submit(sqe, data).map_err(|full| (full.kind.into(), full.data))
     }
 
-    /// Returns true while commands can be submitted.
     #[inline]
     pub(super) fn is_open(&self) -> bool {
         self.conn.phase() == Phase::Open
     }
 
-    /// Returns true when bytes are queued and the socket's send buffer is full.
     pub(super) fn is_blocked(&self) -> bool {
         self.is_full && self.conn.wants_send()
     }
@@ -170,7 +162,6 @@ impl TcpLink {
         &self.socket
     }
 
-    /// Sends all queued bytes, or until the socket's send buffer is full.
     #[inline]
     pub(super) fn send(&mut self) {
         while self.conn.wants_send() {
@@ -225,8 +216,7 @@ impl TcpLink {
         on_event(event, self.is_open());
     }
 
-    /// Closes or resets the socket according to the phase of the connection, after its close timeout was
-    /// checked.
+    /// Closes or resets the socket according to the phase, after its close timeout was checked.
     #[cold]
     fn advance_close(&mut self) {
         match self.conn.phase() {
@@ -250,7 +240,6 @@ impl TcpLink {
         }
     }
 
-    /// Aborts the connection with a reset. The next turn completes all commands as lost.
     #[cold]
     pub(super) fn fail(&mut self, loss: Loss) {
         self.cause.get_or_insert(loss);
@@ -300,8 +289,7 @@ impl Drop for TcpLink {
     }
 }
 
-/// Sets socket options. Errors are ignored: without an option, latency or loss detection is worse, but the
-/// protocol is correct.
+/// Sets socket options. Errors are ignored: they cost only latency or loss detection.
 fn configure(socket: &Socket) {
     let _ = socket.set_nodelay(true);
     let _ = socket.set_reset_on_close(true);

@@ -102,7 +102,6 @@ pub struct Attached<R> {
     paused_until: Nanos,
     /// Time of the last answer to an ordinary command.
     answered: Nanos,
-    /// Time of the last poll.
     now: Nanos,
     /// The outstanding Get References, and its pages; without pages, it was sent for the former connection.
     request: Option<(Slot, Option<PageRange>)>,

@@ -31,7 +31,6 @@ impl Directory {
         Directory { sets: vec![[EMPTY; WAYS]; pages.div_ceil(WAYS).max(1)].into(), next: 0 }
     }
 
-    /// Returns the bytes of a directory for at least `pages` pages.
     pub(crate) fn bytes(pages: usize) -> usize {
         pages.div_ceil(WAYS).max(1).saturating_mul(size_of::<[Entry; WAYS]>())
     }
@@ -44,7 +43,6 @@ impl Directory {
         usize::try_from(((mixed >> 32) * count) >> 32).unwrap_or(0)
     }
 
-    /// Returns the entry of a page.
     #[inline]
     pub(crate) fn find(&self, page: u64) -> Option<&Entry> {
         self.sets.get(self.set_of(page))?.iter().find(|entry| entry.page == page)
@@ -64,7 +62,6 @@ impl Directory {
         set[place] = Entry { page, frame: reference.frame, generation: reference.generation, crc };
     }
 
-    /// Removes a page.
     pub(crate) fn remove(&mut self, page: u64) {
         let at = self.set_of(page);
         let entries = self.sets.get_mut(at).into_iter().flatten();

@@ -64,8 +64,7 @@ pub enum Error {
 
 /// A connection attempt to the target's optimistic service. Its drop before the end closes the connection.
 pub struct Opening {
-    /// First field, so dropped first: its queue pair uses the connector's identifier. `None` before the route
-    /// is resolved.
+    /// Dropped first: its queue pair uses the connector's identifier. `None` before the route is resolved.
     reader: Option<RdmaReader>,
     connector: Connector,
     /// `None` after the queue was attached.

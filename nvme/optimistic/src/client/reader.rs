@@ -18,7 +18,6 @@ use spindle_reactor::net::Errno;
 use super::opening::{Error, OptimisticGrant, STEP};
 use super::{PAGE_BYTES, PageReader, READ_PAGES_MAX};
 
-/// Bytes of a seal.
 const SEAL_BYTES: u32 = 8;
 /// Distance of the seals of two slots in memory: whole cache lines, so that the device writes to no line that
 /// the core reads.
@@ -47,7 +46,6 @@ struct Verbs {
     connection: Option<(CmId, CmChannel)>,
 }
 
-/// A read in flight.
 struct InFlight {
     buf: Buf,
     keys: Keys,
@@ -74,7 +72,6 @@ pub struct RdmaReader {
     queued: Vec<usize>,
     /// Time of the last completion, or of the first poll with reads in flight; zero until that.
     active: Nanos,
-    /// See [`OptimisticGrant`](super::OptimisticGrant).
     silence_max: Nanos,
     next_cm_poll: Nanos,
 }
@@ -131,7 +128,6 @@ impl RdmaReader {
         })
     }
 
-    /// The connection is established.
     pub(super) fn on_established(&mut self, id: CmId, channel: CmChannel, accept: OptimisticAccept) {
         self.accept = accept;
         if let Some(verbs) = &mut self.verbs {

@@ -1,5 +1,4 @@
-//! Which requests to connect are refused, and which connections are ended. Without verbs: tests need no
-//! device.
+//! Which connect requests are refused, and which connections ended. No verbs: tests need no device.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -70,7 +69,6 @@ pub(crate) fn end_revoked<K: Eq + Hash, O, C: Granted<O>>(
     ended
 }
 
-/// Why a connection was refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Refusal {
     pub(crate) status: OptimisticStatus,

@@ -191,7 +191,6 @@ impl Domains {
         self.domains.iter_mut()
     }
 
-    /// Devices of the domains.
     pub(crate) fn devices(&self) -> impl Iterator<Item = &Arc<Device>> {
         let registering = self.registration.iter().map(|it| &it.device);
         self.domains.iter().map(CacheDomain::device).chain(registering)

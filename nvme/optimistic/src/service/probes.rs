@@ -23,7 +23,6 @@ const ANSWER_MAX: Duration = Duration::from_secs(30);
 
 /// The queue pair of a connection; tests implement it without a device.
 pub(crate) trait Probed {
-    /// State of the connection.
     fn probe(&mut self) -> &mut Probe;
 
     /// Posts a signalled RDMA WRITE of no bytes, whose completion has `id`.
@@ -36,7 +35,6 @@ enum ProbeState {
     Due(Instant),
     /// A probe is posted; the connection is over at this time.
     Posted(Instant),
-    /// A probe has failed.
     Failed,
 }
 

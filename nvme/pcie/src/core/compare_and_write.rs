@@ -67,8 +67,7 @@ impl GuardView {
         self.participant().generation() != self.generation
     }
 
-    /// Reads the guard. The generation is read first, so that a change in between makes the next
-    /// `has_changed` true.
+    /// Reads the guard. The generation is read first: a change in between makes `has_changed` true.
     fn refresh(&mut self) {
         self.generation = self.participant().generation();
         self.guarded = self.participant().guarded();
@@ -239,8 +238,7 @@ impl NvmeChannel {
         }
     }
 
-    /// Queues the read, or with `is_write` the write, of the active compare-and-write ahead of all requests
-    /// with remaining blocks.
+    /// Queues the active compare-and-write's read (`is_write`: write) ahead of all requests with blocks left.
     fn start_compare_and_write(
         &mut self,
         is_write: bool,
@@ -284,8 +282,7 @@ impl NvmeChannel {
         self.guard.pairs.finish(data).map(|pair| done(pair, result))
     }
 
-    /// Ends with `error` all compare-and-writes whose read has not begun. With `owner`, ends only those of
-    /// that owner.
+    /// Ends with `error` all compare-and-writes whose read has not begun. With `owner`, only its own.
     pub(super) fn end_compare_and_writes(&mut self, owner: Option<Owner>, error: DiskError) {
         let is_over = |pair: &CompareAndWrite| owner.is_none_or(|owner| pair.token.owner() == owner);
         while let Some(pair) = self.guard.pairs.take_where(is_over) {

@@ -9,8 +9,7 @@ use crate::entry::Task;
 use crate::rules::{Deallocating, Rules};
 
 impl NvmeChannel {
-    /// Submits a request that `start_whole` could not submit. Returns the result of a request that needs no
-    /// command.
+    /// Submits a request that `start_whole` could not. Returns the result if it needs no command.
     #[inline(never)]
     pub(super) fn submit_other(
         &mut self,

@@ -9,8 +9,7 @@ use crate::bar::Bar;
 use crate::core_queue::{CoreQueue, QueueCommand};
 use crate::function::Function;
 
-/// Time in milliseconds after which a core without an answer is logged. A starting core may need seconds for
-/// its memory.
+/// Time in milliseconds after which a core without an answer is logged. A starting core may take seconds.
 const ANSWER_MS: u64 = 30_000;
 /// Time in milliseconds that a reset waits for a core. A core that hangs for longer is left behind: its
 /// commands from before the reset fail, unless the core applies `Stop` before the controller is off.
@@ -30,8 +29,7 @@ pub(super) enum Absence {
 }
 
 impl ManagerTask {
-    /// Returns the queue command for all cores when the function is closed because of `end`. Also sets
-    /// `absence`.
+    /// Returns all cores' queue command when the function is closed because of `end`. Sets `absence`.
     pub(super) fn command_for(&mut self, end: &ManagerError) -> QueueCommand {
         let is_another = matches!(
             end,
@@ -129,8 +127,7 @@ impl ManagerTask {
         drop(fronts);
         self.add_slots(u32::MAX);
         self.command_all(queue_command);
-        // Waits also for a core that was left behind, because its queue keeps the registers mapped and the
-        // function open.
+        // Waits also for a core that was left behind: its queue keeps registers and function open.
         self.wait_all_answered().await;
         for queue_slot in &mut self.queue_slots {
             queue_slot.release();
@@ -147,8 +144,7 @@ impl ManagerTask {
             queue_slot.core_queue.put_setup(None);
             drop(queue_slot.core_queue.take_sharers());
             let queue_command = match (queue_command, now) {
-                // A core whose requests fail keeps its command. The same command, sent again, would report a
-                // cache loss.
+                // A core whose requests fail keeps its command. The same one again would report a cache loss.
                 (QueueCommand::Rewind, QueueCommand::Gone | QueueCommand::Absent) => now,
                 // A core that was left behind must not repeat commands: other cores do not wait for it.
                 (QueueCommand::Rewind, _) if queue_slot.is_left_behind => QueueCommand::Absent,

@@ -22,8 +22,7 @@ use crate::quirks::Quirks;
 use crate::rules::{Namespace, Rules};
 use crate::shared::DriveFacts;
 
-/// Maximum number of active namespaces that are identified, in the order of their NSIDs. Further ones are
-/// ignored.
+/// Maximum number of active namespaces identified, in the order of NSIDs. Further ones are ignored.
 const NAMESPACES_MAX: usize = 128;
 
 pub(super) struct Controller {
@@ -357,8 +356,7 @@ fn check_doorbells(bar: &Bar, cap: Cap) -> Result<(), ManagerError> {
     Err(ManagerError::Unfit { field: "CAP.DSTRD", value, allowed })
 }
 
-/// Returns the number of I/O queue pairs whose doorbells are within `bytes` of registers, after those of the
-/// admin queue.
+/// Returns the number of I/O queue pairs whose doorbells are within `bytes` of registers.
 fn queue_pairs_in(bytes: usize, dstrd: u8) -> u32 {
     let bytes = (bytes as u64).saturating_sub(u64::from(register::DOORBELLS));
     // The last doorbell needs its own 4 bytes only, not a whole stride.

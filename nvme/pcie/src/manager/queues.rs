@@ -32,7 +32,6 @@ pub(super) struct QueueSlot {
     offer: Option<Offer>,
     /// The drive has no queue pair for this core, so a host core submits its commands.
     pub(super) is_sharer: bool,
-    /// Core queue of a sharer's host.
     host: Option<Arc<CoreQueue>>,
     /// Manager time in milliseconds at which the requests of a sharer fail. `None` if the sharer has, or
     /// could have, a host.
@@ -280,8 +279,7 @@ impl ManagerTask {
     }
 
     /// Releases closed sharers without commands at the drive. A sharer whose host's queue pair was deleted
-    /// waits for a new queue and repeats its commands there. Assigns free queue identifiers to sharers that
-    /// wait.
+    /// waits for a new queue and repeats its commands there. Assigns free identifiers to waiting sharers.
     fn update_sharers(&mut self, queue_pairs: u32) {
         let hosts: Vec<_> =
             self.queue_slots.iter().map(|queue_slot| Arc::clone(&queue_slot.core_queue)).collect();
@@ -319,8 +317,7 @@ impl ManagerTask {
     }
 
     /// Returns the host for a sharer on `core`. Candidates are the core queues with a working queue pair. One
-    /// on the same core is preferred, then the one with the fewest sharers. Returns `None` without a
-    /// candidate.
+    /// on the same core is preferred, then that with the fewest sharers. `None`: there is no candidate.
     fn host_for(&self, core: usize) -> Option<Arc<CoreQueue>> {
         let can_serve = |queue_slot: &&QueueSlot| {
             queue_slot.has_queues
@@ -340,8 +337,7 @@ impl ManagerTask {
     }
 
     /// Sends `Replay`, later `Go`, to cores with queues. `Go` is sent only when no core has commands to
-    /// repeat, because repeated commands must not execute after newer ones. Fails if the repetition takes too
-    /// long (`check_replay`).
+    /// repeat, because repeated commands must not execute after newer ones. Fails as `check_replay`.
     fn resume_all(&mut self) -> Result<(), ManagerError> {
         // Called first: a sharer without a host that must repeat commands makes all cores wait.
         self.end_hostless();
@@ -371,8 +367,7 @@ impl ManagerTask {
 
     /// Fails the requests of sharers that have no host. The time limit is `return_timeout` after the loss of
     /// the drive (without a loss, after the wait began), and at least `STOP_MS` after the wait began. The
-    /// drive has none of these commands, because the controller was off or the former host's queue pair was
-    /// deleted.
+    /// drive has none of them: it was off, or the former host's queue pair was deleted.
     fn end_hostless(&mut self) {
         let now = self.now.get();
         let limit = self.lost_at.unwrap_or(now).saturating_add(self.return_limit_ms());
@@ -398,8 +393,7 @@ impl ManagerTask {
     }
 
     /// Fails if the repetition after a reset has taken `STOP_MS` and the drive has been lost for
-    /// `return_timeout`. The next reset ends commands that the drive never completes, and leaves hung cores
-    /// behind.
+    /// `return_timeout`. The next reset ends commands never completed, and leaves hung cores behind.
     fn check_replay(&mut self) -> Result<(), ManagerError> {
         let (now, limit) = (self.now.get(), self.shared.settings.return_timeout);
         let since = *self.replaying_since.get_or_insert(now);
@@ -467,9 +461,8 @@ impl ManagerTask {
         self.log_hung(&core_queue, &mut offer.log_from);
         let Some(queue_slot) = self.queue_slots.get_mut(index) else { return Ok(false) };
         queue_slot.offer = Some(offer);
-        // The other cores wait until this core has repeated its commands. The drive has none of them: the
-        // controller was off or the former host's queue pair was deleted, and the new queue does not exist
-        // yet.
+        // The other cores wait until this core has repeated its commands. The drive has none of them: it was
+        // off or the former host's queue pair was deleted, and there is no new one.
         if queue_slot.has_worked && now.saturating_sub(offer.at) >= STOP_MS {
             queue_slot.leave_behind_absent();
             self.log_left_behind(&core_queue);

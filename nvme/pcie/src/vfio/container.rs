@@ -20,8 +20,7 @@ use super::{info, system};
 use crate::address::PciAddress;
 use crate::function::OpenFunctionError;
 
-/// The IOMMU container that all drives of the process share. Opened with the first drive, closed with the
-/// last.
+/// The IOMMU container that all drives of the process share. Opened with the first, closed with the last.
 ///
 /// An area is mapped and pinned once for all drives, and counts once against RLIMIT_MEMLOCK. The cost: a
 /// drive can access memory that was mapped for another drive, but no other memory of the machine.

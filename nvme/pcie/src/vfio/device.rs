@@ -44,7 +44,6 @@ struct OpenDevice {
     lease: Lease,
 }
 
-/// A PCI function that is open through VFIO.
 pub(super) struct VfioFunction {
     address: PciAddress,
     bar: Bar,

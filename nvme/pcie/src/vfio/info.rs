@@ -17,8 +17,7 @@ pub(super) struct Info<T> {
 }
 
 impl<T> Info<T> {
-    /// Returns the bytes from the header of capability `id`. Returns `None` if the capability is missing or
-    /// the chain is broken.
+    /// Returns the bytes from the header of capability `id`. `None`: it is missing or the chain is broken.
     fn capability(&self, id: u32) -> Option<&[u8]> {
         let mut at = usize::try_from(self.first).ok()?;
         while at > 0 {
@@ -66,8 +65,7 @@ pub(super) fn iova_ranges<T>(info: &Info<T>) -> Option<Vec<RangeInclusive<u64>>>
     Some(pairs.into_iter().map(|(first, last)| first..=last).collect())
 }
 
-/// Returns the number of bytes that can be mapped from the beginning of a region; 0 if the region cannot be
-/// mapped.
+/// Returns the bytes that can be mapped from the beginning of a region; 0 if it cannot be mapped.
 ///
 /// The result is less than the region if the region has a hole: kernels before 4.16 do not map the page with
 /// the MSI-X table. In drives with that table in BAR 0, the registers and doorbells are before the table.

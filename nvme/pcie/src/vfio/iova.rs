@@ -20,7 +20,6 @@ pub(super) struct IovaSpace {
 }
 
 impl IovaSpace {
-    /// Creates an allocator without usable ranges.
     pub(super) fn new() -> IovaSpace {
         IovaSpace { ranges: Vec::new(), used: BTreeMap::new() }
     }
@@ -47,8 +46,7 @@ impl IovaSpace {
         let mut start = (*range.start()).max(1).checked_next_multiple_of(ALIGN)?;
         loop {
             let end = start.checked_add(length).filter(|end| end <= range.end())?;
-            // Allocations do not overlap, so only the last one that begins at or before `end` can be in
-            // conflict.
+            // Allocations do not overlap, so only the last that begins at or before `end` can conflict.
             match self.used.range(..=end).next_back() {
                 Some((_, last)) if *last >= start => {
                     start = last.checked_add(1)?.checked_next_multiple_of(ALIGN)?;

@@ -122,8 +122,7 @@ pub(super) fn region_info(device: &File, index: u32) -> io::Result<Info<vfio_reg
 }
 
 /// Executes an ioctl. Repeats the ioctl with a larger buffer if the result has capabilities or is longer than
-/// `T`. `first` returns the offset of the first capability, 0 for none. Fails if the result is longer than
-/// [`INFO_BYTES_MAX`].
+/// `T`. `first` returns the offset of the first capability, 0 for none. Fails beyond [`INFO_BYTES_MAX`].
 ///
 /// # Safety
 /// `T` is the structure that `request` reads and writes, and contains only integers. `argsz` returns its
@@ -225,7 +224,6 @@ fn size_of_u32<T>() -> u32 {
     u32::try_from(size_of::<T>()).expect("structures are small")
 }
 
-/// A mapping of a device's registers.
 pub(super) struct Registers {
     base: NonNull<c_void>,
     bytes: usize,
@@ -248,8 +246,7 @@ impl Registers {
         Ok(Registers { base, bytes })
     }
 
-    /// Returns a [`Bar`] of the registers that `of` finds in `keep`. The `Bar` and its clones keep `keep`
-    /// alive.
+    /// Returns a [`Bar`] of the registers that `of` finds in `keep`. It and its clones keep `keep` alive.
     pub(super) fn bar<T: Any + Send + Sync>(keep: &Arc<T>, of: fn(&T) -> &Registers) -> Bar {
         let Registers { base, bytes } = of(keep);
         // SAFETY: the registers are mapped readable and writable, page-aligned, until they are dropped.

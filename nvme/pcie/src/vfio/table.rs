@@ -43,7 +43,6 @@ struct MappedArea {
 }
 
 impl<I: Iommu + 'static> Table<I> {
-    /// Creates a table without mappings and without usable IOVA ranges.
     pub(super) fn new(iommu: I) -> Arc<Table<I>> {
         let state = IovaTableState { space: IovaSpace::new(), areas: BTreeMap::new() };
         Arc::new(Table { iommu, state: Lock::new(state) })
@@ -53,7 +52,6 @@ impl<I: Iommu + 'static> Table<I> {
         &self.iommu
     }
 
-    /// Replaces the usable IOVA ranges.
     pub(super) fn set_ranges(&self, ranges: Vec<RangeInclusive<u64>>) {
         self.state.lock().space.set_ranges(ranges);
     }
@@ -71,8 +69,7 @@ impl<I: Iommu + 'static> Table<I> {
     /// Maps an area until the result is dropped.
     ///
     /// # Errors
-    /// The system's error; no IOVA range is free; or an earlier mapping of the same area could not be
-    /// removed.
+    /// The system's error; no IOVA range is free; or an earlier mapping of the area was not removed.
     pub(super) fn map(self: &Arc<Self>, area: &Area) -> io::Result<Mapped<I>> {
         let key = (area.base().addr().get(), area.bytes());
         let mut state = self.state.lock();

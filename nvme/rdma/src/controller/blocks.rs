@@ -2,8 +2,7 @@
 //!
 //! A connection moves the descriptors of each command several times: from the capsule to the command's state,
 //! its slot and its chain. Nearly all commands have one descriptor, which is 16 bytes; a list of up to 16 is
-//! in a box. The connection keeps the boxes that are not in use, so that lists allocate nothing once as many
-//! were in use at the same time.
+//! in a box. The connection keeps unused boxes, so that lists allocate nothing once as many were in use.
 
 use arrayvec::ArrayVec;
 
@@ -77,8 +76,7 @@ impl Blocks {
         }
     }
 
-    /// Returns the blocks for `bytes` bytes from `offset` of the data. Fewer bytes if the descriptors end
-    /// before.
+    /// Returns the blocks for `bytes` bytes from `offset` of the data. Fewer if the descriptors end before.
     pub(super) fn part(&self, offset: u32, bytes: usize, spare: &mut SpareLists) -> Blocks {
         let mut part = Blocks::Empty;
         let (mut skip, mut left) = (offset, u32::try_from(bytes).unwrap_or(u32::MAX));

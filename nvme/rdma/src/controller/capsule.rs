@@ -1,5 +1,4 @@
-//! Command capsules: validation, and the location of the data (NVMe/RDMA Transport, "Capsules and Data
-//! Transfer").
+//! Command capsules: validation, and location of data (NVMe/RDMA Transport, "Capsules and Data Transfer").
 
 use nvme_spec::Sqe;
 use nvme_spec::sqe::{KeyedSgl, Psdt, Sgl, SglKind};
@@ -52,7 +51,6 @@ pub struct Capsule {
     pub buf: Option<Buf>,
 }
 
-/// The result of parsing a capsule's data pointer.
 #[derive(Debug)]
 pub(super) struct Parsed {
     pub(super) data: Result<DataPointer, Status>,
@@ -178,8 +176,7 @@ impl Parsed {
     }
 }
 
-/// Copies the `bytes` of in-capsule data that follow the submission queue entry, but at most the length of
-/// `to`.
+/// Copies the `bytes` of in-capsule data after the submission queue entry, at most the length of `to`.
 #[inline]
 pub(super) fn copy_data(capsule: &Buf, bytes: u32, to: &mut Buf) {
     let data = CAPSULE_BYTES as usize..(CAPSULE_BYTES + bytes) as usize;

@@ -149,8 +149,7 @@ impl Chain {
 
 impl Conn {
     /// Inserts a chain. `None`: the connection was ended, as the table is full, or the descriptors and the
-    /// buffer differ in length. The target compares the two lengths before; a chain with different lengths
-    /// would never complete.
+    /// buffer differ in length. The target has compared these: otherwise a chain would never complete.
     #[inline]
     pub(super) fn add_chain(&mut self, chain: Chain) -> Option<Slot> {
         if let Err(violation) = chain.check() {

@@ -1,5 +1,4 @@
-//! The choice of SENDs that generate no completion, and their chains until it is known that they have
-//! completed.
+//! The choice of SENDs without a completion, and their chains until they are known to have completed.
 //!
 //! ```text
 //!   one batch:   WRITE SEND   WRITE SEND   WRITE SEND (signalled)       its completion ends the three chains
@@ -8,8 +7,7 @@
 //! A signalled SEND costs a PCIe write of the device and a step of the poller. But only a completion frees
 //! the buffer of a chain, its entries of the send queue and its entry of the host's queue. So a SEND is
 //! unsignalled only if a signalled work request follows it in the same batch: no chain waits for a later
-//! reply, which may never come. Each run of unsignalled chains is short, so that a large batch gives its
-//! memory back in steps.
+//! reply, which may never come. A run of them is short, so that a large batch gives memory back in steps.
 
 use std::collections::VecDeque;
 

@@ -112,8 +112,7 @@ impl Commands {
         command.data = data;
     }
 
-    /// Returns the command with `cid` if its capsule was posted and its completion queue entry has not
-    /// arrived.
+    /// Returns the command with `cid` between the post of its capsule and its completion.
     #[inline]
     pub(super) fn posted(&mut self, cid: u16) -> Option<&mut Command> {
         let command = self.commands.get_mut(usize::from(cid))?;

@@ -15,7 +15,6 @@ use spindle_reactor::slab::Slot;
 /// the poller per SEND. 16 SENDs are a small part of the queue.
 const SIGNAL_EVERY: u32 = 16;
 
-/// Accounting of the send queue.
 #[derive(Debug)]
 pub(super) struct Sends {
     free: u32,
@@ -57,8 +56,7 @@ impl Sends {
     }
 
     /// Frees the entry of the completed signalled SEND of `chain`, and the entries of the unsignalled SENDs
-    /// before it. Returns false if that SEND is not the oldest signalled one: the device completed out of
-    /// order.
+    /// before it. False: it is not the oldest signalled one, so the device completed out of order.
     #[inline]
     pub(super) fn end(&mut self, chain: Slot) -> bool {
         match self.signalled.front() {

@@ -11,8 +11,7 @@ use spindle_reactor::net::Errno;
 use super::{Cache, CacheError, Limits, Registrar};
 use crate::host::{Keys, Piece};
 
-/// Registers memory in one domain. A registration keeps its memory mapped, so its address range cannot be
-/// reused for other memory.
+/// Registers memory in one domain. A registration keeps its memory mapped, so its addresses are not reused.
 #[derive(Debug)]
 struct DomainRegistrar(Arc<Domain>);
 
@@ -75,8 +74,7 @@ impl Registrations {
         })
     }
 
-    /// Registers a buffer, or finds its registrations. Returns its addresses and keys. An error releases what
-    /// was acquired.
+    /// Registers a buffer, or finds its registrations. Returns its addresses and keys. An error keeps none.
     #[inline]
     pub fn acquire(&self, buf: &Buf) -> Result<Keys, VerbsError> {
         let mut cache = self.cache.borrow_mut();

@@ -48,8 +48,7 @@ impl CapsuleStash {
     }
 
     /// Handles completely received data, with `result` of its digest: copies the data to the buffer of a
-    /// waiting `fetch`, or stores it. Drops the data if the request was answered or its `fetch` cancelled
-    /// meanwhile.
+    /// waiting `fetch`, or stores it. Drops it if the request was answered or its `fetch` cancelled.
     pub(super) fn end(&mut self, slot: RequestId, data: Buf, result: Result<(), Status>) {
         match self.take(slot) {
             Some(StashState::Requested(buf)) => self.copy_out(slot, &data, buf, result),
@@ -97,8 +96,7 @@ impl CapsuleStash {
         }
     }
 
-    /// Drops the data of a request whose `fetch` is cancelled. Returns false if the stash has no data of the
-    /// request.
+    /// Drops the data of a request whose `fetch` is cancelled. Returns false if there is none.
     pub(super) fn cancel(&mut self, slot: RequestId) -> bool {
         let before = self.fetched.len();
         self.fetched.retain(|(other, ..)| *other != slot);

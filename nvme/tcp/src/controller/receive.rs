@@ -255,8 +255,7 @@ impl Conn {
         Ok(None)
     }
 
-    /// Receives data into its buffer. Returns `Fetched` when all data that the request has fetched is in its
-    /// buffer.
+    /// Receives data into its buffer. Returns `Fetched` when all fetched data is in the buffer.
     #[inline]
     fn step_payload(&mut self) -> Result<Option<Event>, Stop> {
         let Some((payload, filled)) = self.wire.fill() else { return Err(Stop::Wait) };
@@ -320,8 +319,7 @@ fn fetch_result(is_damaged: bool) -> Result<(), Status> {
 }
 
 /// Returns the location and length of a command's data (NVMe/TCP 1.0, "Data Transfers"), or the status that
-/// fails the command if its descriptor is not allowed. `in_capsule`: bytes of data in its capsule; 0 if there
-/// is none.
+/// fails the command if its descriptor is not allowed. `in_capsule`: bytes of data in its capsule.
 #[inline]
 fn data_pointer(sqe: &Sqe, in_capsule: u32) -> Result<DataPointer, Status> {
     // Over Fabrics, PSDT must select SGLs (Base 2.0 section 3.3.3.1), except that the field is reserved in a

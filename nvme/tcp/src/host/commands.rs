@@ -99,8 +99,7 @@ impl Commands {
         Some(command)
     }
 
-    /// Returns the command that waits for a completion. `None`: the CID is out of range, or its command does
-    /// not wait.
+    /// Returns the command that waits for a completion. `None`: there is none with this CID.
     #[inline]
     pub(super) fn waiting(&mut self, cid: u16) -> Option<&mut Command> {
         self.commands.get_mut(usize::from(cid)).filter(|command| command.state == CommandState::Waiting)

@@ -1,5 +1,4 @@
-//! PDUs from the controller. Each value in a PDU is checked in one place, where it is used: here or in
-//! `frame`.
+//! PDUs from the controller. Each value in a PDU is checked once, where it is used: here or in `frame`.
 
 use nvme_spec::Cqe;
 use nvme_spec::cqe::SQ_HEAD_NO_FLOW_CONTROL;
@@ -131,8 +130,7 @@ impl Conn {
         Ok(self.commands.end(cid, cqe))
     }
 
-    /// Handles CapsuleResp (NVMe/TCP 1.0 section 3.6.2.6). The event is deferred while the outbox contains
-    /// data of the command.
+    /// Handles CapsuleResp (NVMe/TCP 1.0 section 3.6.2.6). Deferred while the outbox has data of the command.
     #[inline]
     fn step_completion(&mut self, ch: &CommonHeader) -> Result<Option<HostEvent>, Stop> {
         let frame = Frame::without_data(ch, 24, &self.wire.agreed)?;

@@ -95,8 +95,7 @@ impl Conn {
         Extent { pdo, plen: u32::from(pdo) + bytes + digest_bytes }
     }
 
-    /// Continues the R2T of a command whose queued data was sent, or completes the command if its completion
-    /// has arrived.
+    /// Continues the R2T of a command whose data was sent, or ends the command if its completion has arrived.
     pub(super) fn on_data_sent(&mut self, cid: u16, buf: Buf) {
         self.commands.return_buf(cid, buf);
         let command = self.commands.outstanding_mut(cid);

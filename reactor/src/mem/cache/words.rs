@@ -120,8 +120,7 @@ impl<W: AtomicWord> FrameWords<W> {
         self.withheld.fetch_add(count.wrapping_neg(), Ordering::Release);
     }
 
-    /// Returns the count of frames that are not allocated yet, because their memory is not resident. It
-    /// only falls.
+    /// Returns the count of frames that are withheld until their memory is resident. It only falls.
     #[inline]
     #[must_use]
     pub fn withheld(&self) -> u32 {
@@ -195,8 +194,7 @@ impl<W: AtomicWord> FrameWords<W> {
         self.frames.get(frame as usize).map_or(u64::MAX, |entry| entry.page.load(Ordering::Relaxed))
     }
 
-    /// Pins the frame in any state, ordered after all earlier changes of the state. `None` if there is no
-    /// such frame.
+    /// Pins the frame in any state, ordered after earlier changes of the state. `None`: there is none.
     pub fn pin(&self, frame: u32) -> Option<Pin<'_, W>> {
         let entry = self.frames.get(frame as usize)?;
         entry.word.fetch_add(PIN, Ordering::AcqRel);
@@ -330,8 +328,7 @@ impl<W: AtomicWord> FrameWords<W> {
         let is_present = self.change(frame, FILLING, to, PIN);
         if !is_present {
             // The thread that doomed the frame may not have broken the seal yet. The caller now removes the
-            // index entry, so a later writer of the page does not find the frame: the seal must not outlive
-            // the entry.
+            // index entry, so a later writer does not find the frame: the seal must not outlive the entry.
             seals.break_seal(frame);
         }
         is_present
@@ -357,8 +354,7 @@ impl<W: AtomicWord> FrameWords<W> {
         self.seals.as_ref()
     }
 
-    /// Changes the state from `from` to `to` and adds `pins`. Returns false, without a change, in any other
-    /// state.
+    /// Changes the state from `from` to `to` and adds `pins`. Returns false, unchanged, in any other state.
     fn change(&self, frame: u32, from: u64, to: u64, pins: u64) -> bool {
         let entry = &self.frames[frame as usize];
         let mut word = entry.word.load(Ordering::Relaxed);
@@ -515,8 +511,7 @@ impl<W: AtomicWord> Pin<'_, W> {
     }
 
     /// Detaches the frame if it is Present and has no other pin. `None` when it is not, or when the word has
-    /// changed meanwhile. `Some(true)` when the page was read ahead and no request has read it, else
-    /// `Some(false)`.
+    /// changed meanwhile. `Some(true)`: the page was read ahead and no request has read it.
     pub fn evict(&self) -> Option<bool> {
         let entry = &self.words.frames[self.frame as usize];
         let word = entry.word.load(Ordering::Acquire);

@@ -1,8 +1,7 @@
 //! Placement of the pages of a RAM disk: extents of 16 pages, and the extents of frames that are their homes.
 //!
 //! Purpose: a large read has few segments, whatever the order of earlier writes. A reply gathered from 32
-//! scattered pages of 4 KiB reaches 0.65 to 0.75 of the rate of one segment. Over RDMA it needs 32 scatter
-//! entries.
+//! scattered pages of 4 KiB reaches 0.65 to 0.75 of the rate of one segment. RDMA needs 32 scatter entries.
 //!
 //! ```text
 //!   pages    | extent 0: 16 pages | extent 1 | ...          homes[x]: the extent of frames of extent x
@@ -23,8 +22,7 @@
 //! - Any other page of a write fills a small frame (a frame of a spare extent when no small one is left). The
 //!   frame is published, then copied to the page's place. The place is free after the first swap unless a
 //!   reply is being sent from it. A second swap publishes the place if the page has not changed meanwhile.
-//!   The small frame is then free for the next write and still in the first-level cache. `publish.rs`
-//!   contains this part.
+//!   The small frame is then free for the next write and still in the first-level cache. See `publish.rs`.
 //! - While a reply is sent from the place, the page stays in its small frame. The thread that frees the
 //!   place, by the last unpin or by dropping a buffer, moves the page to it.
 //! - A thread that sets the free bit of a place reads the table afterwards. A thread that publishes a page
@@ -59,8 +57,7 @@
 //! - Moving pages when a large read finds them outside of their places: the first read after random writes
 //!   has half the rate, and a page whose place is taken needs two copies.
 //! - Two places for each page, used alternately: twice the memory.
-//! - Larger extents: 64 KiB writes are copied, and pins keep more memory. Smaller extents: 1 MiB in 32
-//!   segments.
+//! - Larger extents: 64 KiB writes are copied, and pins keep more memory. Smaller: 1 MiB in 32 segments.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -70,7 +67,6 @@ use super::{FRAME, FRESH_BATCH};
 pub(super) const EXTENT_PAGES: u32 = 16;
 /// No extent: end of the stack. Extent 0 is never used, as it contains frame 0.
 const NO_EXTENT: u32 = 0;
-/// The bits of all places: every place is free.
 const FREE_ALL: u64 = (1 << EXTENT_PAGES) - 1;
 const OWNER_SHIFT: u32 = EXTENT_PAGES;
 /// Owner: index of the extent of pages plus 1 (0: none). Pages are fewer than 2^32, so 28 bits are enough.
@@ -166,13 +162,11 @@ impl Extents {
         extents
     }
 
-    /// Returns the bytes of the tables.
     pub(super) fn bytes_for(homes: u64, spares: u64) -> u64 {
         homes * 4 + (homes + spares + 1) * 12
     }
 
-    /// Returns the count of frames in all extents, extent 0 included. This is the index of the first small
-    /// frame.
+    /// Returns the count of frames in all extents, extent 0 included: the index of the first small frame.
     pub(super) fn frames(&self) -> u32 {
         u32::try_from(self.words.len()).map_or(u32::MAX, |extents| extents.saturating_mul(EXTENT_PAGES))
     }
@@ -217,8 +211,7 @@ impl Extents {
     }
 
     /// Returns the count of frames of spare extents minus those of claimed homes. Until a claimed home is
-    /// published, other writes to its pages need spare frames. Approximate, as other cores change both
-    /// counts.
+    /// published, other writes to its pages need spare frames. Approximate: other cores change both.
     pub(super) fn spare_frames(&self) -> u64 {
         let [spare, claimed] = [&self.spare_count, &self.claimed_count].map(|n| n.load(Ordering::Relaxed));
         u64::from(spare.saturating_sub(claimed)) * u64::from(EXTENT_PAGES)

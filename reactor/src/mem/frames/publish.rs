@@ -56,7 +56,6 @@ impl FrameStore {
     }
 }
 
-/// Freeing frames.
 impl FrameCore {
     /// Frees a frame that is in no entry and has no pin.
     #[inline]
@@ -145,10 +144,8 @@ impl FrameCore {
     }
 }
 
-/// Publishing and zeroing.
 impl FrameCore {
-    /// Publishes `buf`, which [`FrameCore::take`] returned for the same `offset`. Each page changes in one
-    /// step.
+    /// Publishes `buf`, from [`FrameCore::take`] for the same `offset`. Each page changes in one step.
     ///
     /// # Panics
     /// When `buf` is not from `take` of this handle, or was taken for another offset within a page, or the
@@ -233,8 +230,7 @@ impl FrameCore {
             if page < whole_end {
                 let old = self.store.table.swap(page, Entry::of(frame), |frame| self.put_frame(frame));
                 self.retire(old, |frame| freed.push(frame));
-                // If another core has replaced the home since, no other thread moves these pages to the new
-                // home.
+                // If another core has replaced the home since, no other thread moves these pages to it.
                 if page + 1 == whole_end && self.store.extents.place_of(page) != frame {
                     freed.flush();
                     (whole_end - EXTENT_PAGES as usize..whole_end).for_each(|page| self.bring_home(page));
@@ -259,8 +255,7 @@ impl FrameCore {
             && page + EXTENT_PAGES as usize <= end
     }
 
-    /// Publishes a full page in `frame`, then copies it to its place and publishes that, if the place is
-    /// free.
+    /// Publishes a full page in `frame`, then copies it to its place, if free, and publishes that.
     #[inline]
     fn swap(&self, page: usize, frame: u32) {
         let store = &*self.store;
@@ -387,8 +382,7 @@ impl FrameCore {
                 continue; // a reply is being sent from the frame; the drop of its pin frees it
             }
             if is_released {
-                // No other thread uses the frame until it is freed. Adjacent frames are released with one
-                // call.
+                // No other thread uses the frame until it is freed. Adjacent ones are released with one call.
                 if old == run.end {
                     run.end += 1;
                 } else {

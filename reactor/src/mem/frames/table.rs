@@ -16,13 +16,11 @@ use crate::mem::seals::{Reference, Seals};
 pub(super) struct Entry(u64);
 
 impl Entry {
-    /// An entry with a frame and no pin.
     #[inline]
     pub(super) fn of(frame: u32) -> Entry {
         Entry(u64::from(frame))
     }
 
-    /// The entry with one pin more.
     #[inline]
     pub(super) fn pinned(self) -> Entry {
         Entry(self.0 + PIN)
@@ -40,9 +38,7 @@ impl Entry {
     }
 }
 
-/// See the module.
 pub(super) struct Table<W = AtomicU64, C = AtomicI32> {
-    /// An [`Entry`] for each page.
     entries: Box<[W]>,
     /// Indexed by frame: pins of a frame that is no longer in the table. See [`super`].
     detached_pins: Box<[C]>,
@@ -51,7 +47,6 @@ pub(super) struct Table<W = AtomicU64, C = AtomicI32> {
 }
 
 impl<W: AtomicWord, C: AtomicCount> Table<W, C> {
-    /// A table of pages without frames.
     pub(super) fn new(pages: u64, frames: u32, seals: Option<Seals<W>>) -> Table<W, C> {
         Table {
             entries: (0..pages).map(|_| W::new(u64::from(NONE))).collect(),
@@ -60,7 +55,6 @@ impl<W: AtomicWord, C: AtomicCount> Table<W, C> {
         }
     }
 
-    /// Count of pages.
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.entries.len()
@@ -105,8 +99,7 @@ impl<W: AtomicWord, C: AtomicCount> Table<W, C> {
         let mut seen = entry.load(Ordering::Relaxed);
         while Entry(seen).frame() == frame {
             debug_assert!(Entry(seen).pins() > 0, "a pin was dropped twice");
-            // Release: this thread's reads of the bytes come before any use of the frame by the thread that
-            // frees it.
+            // Release: reads of the bytes come before any use of the frame by the thread that frees it.
             match entry.exchange_ordered(seen, seen - PIN, (Ordering::Release, Ordering::Relaxed)) {
                 Ok(_) => return false,
                 Err(now) => seen = now,

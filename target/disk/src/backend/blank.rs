@@ -69,7 +69,6 @@ impl Disk for BlankFile {
     }
 }
 
-/// One core's list of operations.
 struct BlankBackend {
     block_count: u64,
     zero_methods: ZeroMethods,

@@ -67,8 +67,7 @@ struct Active {
     hold: Hold,
 }
 
-/// Compare-and-writes of one core. Must not be dropped while an operation of a compare-and-write is at the
-/// medium.
+/// Compare-and-writes of one core. Must not be dropped while an operation is at the medium.
 pub struct CompareAndWriteQueue {
     participant: Arc<GuardParticipant>,
     /// The compare-and-write that holds the guard.
@@ -122,8 +121,7 @@ impl CompareAndWriteQueue {
         self.active.as_ref().map(|active| active.phase)
     }
 
-    /// Takes the guard for the next compare-and-write. No effect if one is active, or if another core holds
-    /// the guard.
+    /// Takes the guard for the next compare-and-write. No effect if one is active or another core holds it.
     pub fn hold_next(&mut self) {
         if self.active.is_some() {
             return;

@@ -103,7 +103,6 @@ impl<M: AsyncBackend> BackendChannel<M> {
         self.step_new(slot);
     }
 
-    /// Starts the first operation of a request.
     fn step_new(&mut self, slot: Slot) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         let (range, offset) = (request.range, request.range.offset(self.shift));
@@ -147,8 +146,7 @@ impl<M: AsyncBackend> BackendChannel<M> {
         self.step_piece(slot, zeroing);
     }
 
-    /// Starts the next piece of a zeroing. After the last piece, starts the sync of a durable request, or
-    /// ends the request.
+    /// Starts the next piece of a zeroing. After the last, syncs for a durable request, or ends it.
     fn step_piece(&mut self, slot: Slot, zeroing: Zeroing) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         request.state = BackendState::Zeroing(zeroing);

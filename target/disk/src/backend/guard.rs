@@ -1,5 +1,4 @@
-//! [`Guard`]: excludes the writes of all cores from one block while a compare-and-write reads, compares and
-//! writes the block.
+//! [`Guard`]: excludes writes of all cores from one block during a compare-and-write.
 //!
 //! The medium has no atomic compare-and-write, so the cores synchronize. One compare-and-write at a time
 //! holds the guard of the disk. The holder proceeds once no write to the guarded block is in flight on any
@@ -36,8 +35,7 @@ use crate::BlockRange;
 /// Most participants in the guard of a disk: the most cores that can have the disk open.
 pub const CORES_MAX: usize = 256;
 
-/// State of one core, read by the holder of the guard. Aligned to 128 bytes, because processors fetch 64-byte
-/// lines in pairs.
+/// State of one core, read by the holder of the guard. Aligned to 128 bytes: processors fetch lines in pairs.
 #[repr(align(128))]
 #[derive(Debug, Default)]
 struct CoreSlot {
@@ -158,8 +156,7 @@ impl GuardParticipant {
         debug_assert!(before > 0, "a write left twice");
     }
 
-    /// Records the range of a write that ends although the medium may still execute it. The record is never
-    /// removed.
+    /// Records the range of a write that ends although the medium may still execute it. It is never removed.
     pub fn record_unfinished(&self, range: BlockRange) {
         self.guard.unfinished.lock().unwrap_or_else(PoisonError::into_inner).push(range);
         self.guard.has_unfinished.store(true, Ordering::Release);
@@ -199,16 +196,14 @@ impl GuardParticipant {
     }
 
     /// Returns true if this core has answered this guard. An answer of a former participant with the same
-    /// slot counts too, because the writes of this participant began after the answer and have seen the
-    /// guard.
+    /// slot counts too, as this participant's writes began after it and have seen the guard.
     #[inline]
     #[must_use]
     pub fn has_answered(&self, guarded: Guarded) -> bool {
         self.slot().answered.load(Ordering::Relaxed) == guarded.generation
     }
 
-    /// Answers a guard. The caller ensures that none of this core's writes in flight overlaps the guarded
-    /// block.
+    /// Answers a guard. None of this core's writes in flight overlaps the guarded block.
     pub fn answer(&self, guarded: Guarded) {
         self.slot().answered.store(guarded.generation, Ordering::Release);
     }

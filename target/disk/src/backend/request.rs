@@ -12,8 +12,7 @@ use spindle_reactor::mem::Buf;
 use super::ZeroMethod;
 use crate::{BlockRange, Op, Token};
 
-/// Most bytes of zeroes in one write. Large enough for full bandwidth, and a [`Buf`] of zeroes of this length
-/// has one segment.
+/// Most bytes of zeroes in one write. Enough for full bandwidth; a [`Buf`] of so many zeroes has one segment.
 pub(crate) const ZERO_WRITE_BYTES: u64 = 1 << 20;
 
 /// Progress of a zeroing: the bytes `at .. end` of the disk remain.

@@ -89,8 +89,7 @@ struct Strides {
 struct Client {
     number: u16,
     used: u64,
-    /// By stream: the lower half of [`Stream::next`]. Apart from `streams`, because each read compares all of
-    /// them.
+    /// By stream: the lower half of [`Stream::next`]. Apart from `streams`: each read compares all.
     nexts: [u32; STREAMS],
     streams: [Stream; STREAMS],
     /// By stream, one bit: it was continued since `hand` was there.
@@ -128,8 +127,7 @@ impl Client {
         self.streams.iter().position(|stream| stream.next.wrapping_sub(low) <= 2 * NEAR)
     }
 
-    /// Returns the stream to be replaced: the oldest of those that were not continued since the last turn of
-    /// `hand`.
+    /// Returns the stream to replace: the oldest that was not continued since the last turn of `hand`.
     fn replaced(&mut self) -> usize {
         loop {
             let at = self.hand;

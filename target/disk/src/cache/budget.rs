@@ -40,7 +40,6 @@ impl Budget {
         self.used_until.is_none_or(|used_until| used_until < now.as_u64() + INTERVAL * BURST_PAGES)
     }
 
-    /// Records that pages have entered.
     #[inline]
     pub(super) fn spend(&mut self, pages: u64, now: Nanos) {
         if let Some(used_until) = &mut self.used_until {

@@ -63,11 +63,9 @@ const FETCHES_MAX: usize = 16;
 /// Longest wait of a read for pages that other reads fill. Then it passes around the cache: the core that
 /// fills them may hang.
 const FILL_WAIT_MAX: Nanos = Nanos::from_secs(1);
-/// Owner of the pieces that fill frames. No queue pair has this owner: a slab has at most 65,535 entries, so
-/// no slot has index 65,535.
+/// Owner of the pieces that fill frames. No queue pair has it: a slab has at most 65,535 entries.
 const FILLS: Owner = Owner(0xffff);
 
-/// A command in flight.
 enum Entry {
     /// A write at the inner disk: its announced pages, and the pages that may be entered again.
     Write {
@@ -88,15 +86,13 @@ enum Entry {
     Read(Read),
 }
 
-/// One core's part of a cache: the shared state, and the core's frame handle, counters and commands in
-/// flight.
+/// One core's part of a cache: shared state, and the core's frame handle, counters and commands.
 struct CoreCache {
     shared: Arc<CacheShared>,
     frames: Rc<CacheCore>,
     counts: CoreCounts,
     commands: Commands<Entry>,
-    /// Count of the commands at the inner disk whose end does not change the cache. They have the tokens of
-    /// their submitter.
+    /// Count of commands at the inner disk that do not change the cache. Their tokens are the submitter's.
     passed: usize,
     /// Count of `commands` that are read-aheads.
     aheads: usize,
@@ -104,15 +100,12 @@ struct CoreCache {
     budget: Budget,
     /// For written pages that stay. Apart from `budget`: a load that reads and writes needs both.
     stays_budget: Budget,
-    /// The read for which [`DiskChannel::prepare`] last returned `Later`, until the read is submitted or the
-    /// plan is dropped.
+    /// The read for which [`DiskChannel::prepare`] last returned `Later`, until it is submitted or dropped.
     prepared: Option<(IoRequest, ReadPlan)>,
-    /// Empty plans for reuse.
     plans: Vec<ReadPlan>,
     stays: Vec<Vec<Stay>>,
 }
 
-/// One core's handle on a cached disk.
 pub(super) struct CachedChannel {
     /// Declared first, so dropped first. Its drop waits for the commands in flight, so the writes of `cache`
     /// have ended when `cache` is dropped.
@@ -120,7 +113,6 @@ pub(super) struct CachedChannel {
     cache: CoreCache,
     pool: Pool,
     shift: u32,
-    /// Time of the last poll.
     now: Nanos,
     misses: Misses,
     /// Number of pieces at the inner disk that fill frames, at most `depth`.
@@ -339,8 +331,7 @@ fn touch(shared: &CacheShared, touches: &mut Vec<u32>, frame: u32) {
     }
 }
 
-/// Records a read of a sampled page; reports the collected reads to [`super::sizes`] once there are
-/// [`SAMPLES_MAX`].
+/// Records a read of a sampled page; reports [`SAMPLES_MAX`] reads at a time to [`super::sizes`].
 #[cold]
 #[inline(never)]
 fn sample(cache: &CoreCache, samples: &mut Vec<u64>, page: u64) {
@@ -350,7 +341,6 @@ fn sample(cache: &CoreCache, samples: &mut Vec<u64>, page: u64) {
     }
 }
 
-/// Processing of reads.
 impl CachedChannel {
     fn offset_and_bytes(&self, request: &IoRequest) -> (u64, u32) {
         (request.range.offset(self.shift), request.range.data_bytes(self.shift))
@@ -518,8 +508,7 @@ impl CachedChannel {
         let prepared = self.cache.prepared.take_if(|(prepared, _)| prepared == request);
         let (plan, passes_around) = match prepared {
             Some((_, plan)) => (plan, false),
-            // Submitted without `prepare`, or after another call of `prepare` or `poll`: passes around the
-            // cache.
+            // Without `prepare`, or after another call of `prepare` or `poll`: passes around the cache.
             None => {
                 let mut plan = self.cache.plans.pop().unwrap_or_else(ReadPlan::new);
                 (plan.offset, plan.bytes) = self.offset_and_bytes(request);
@@ -643,7 +632,6 @@ impl CachedChannel {
         done
     }
 
-    /// Advances each waiting read once.
     fn step_waiting(&mut self) {
         for _ in 0..self.waiting.len() {
             let Some(slot) = self.waiting.pop_front() else { return };

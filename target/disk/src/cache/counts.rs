@@ -70,8 +70,7 @@ counts! {
     wasted,
     /// Cached pages that were written and entered again with the new data; counted for no host.
     written,
-    /// Pages read into a frame and not published, because of a write that overlapped the fill, or a drop of
-    /// all pages.
+    /// Pages read into a frame and not published, after a write that overlapped, or a drop of all pages.
     doomed,
     /// Reads of sampled pages (`sizes.rs`). This counter and the next three are counted for no host.
     sampled,
@@ -115,8 +114,7 @@ impl AllCounts {
         total
     }
 
-    /// Returns the sums over all cores for each host with a nonzero counter, in ascending order of the host
-    /// index.
+    /// Returns the sums over all cores for each host with a nonzero counter, by ascending host index.
     pub(super) fn by_host(&self) -> Vec<(u16, CacheCounts)> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut hosts = std::collections::BTreeMap::<u16, CacheCounts>::new();

@@ -69,8 +69,7 @@ impl PageBuckets {
         self.page
     }
 
-    /// Returns the shard of the page, below `count`. All pages with the same first bucket have the same
-    /// shard.
+    /// Returns the shard of the page, below `count`. Pages with one first bucket have one shard.
     pub fn part(&self, count: u32) -> u32 {
         self.first % count
     }
@@ -210,8 +209,7 @@ impl<W: AtomicWord> Index<W> {
         if nearest >> 32 == 0 { frame_of(nearest) } else { NO_FRAME }
     }
 
-    /// As [`Index::find`]. Looks up the frame `guess` first, which may have any source, because the pin
-    /// verifies the page.
+    /// As [`Index::find`]. Looks up the frame `guess` first, from any source: the pin verifies it.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call moves the pin through memory")]
     pub fn hit<'a>(&self, words: &'a FrameWords<W>, page: u64, guess: u32) -> Found<'a, W> {
@@ -236,8 +234,7 @@ impl<W: AtomicWord> Index<W> {
                 }
                 match words.lookup(frame_of(entry), buckets.page) {
                     Lookup::Present(pin) => return Found::Present(pin),
-                    // The frame may be doomed by now, and another frame with the page may have become
-                    // Present.
+                    // The frame may be doomed, and another frame with the page Present by now.
                     Lookup::Filling(_pin) => found = Found::Filling,
                     Lookup::Other => {}
                 }
@@ -344,15 +341,13 @@ impl<W: AtomicWord> Index<W> {
         self.invalidate(words, buckets);
     }
 
-    /// Invalidates the page's frames and removes their entries. Returns where the page was if it
-    /// was present.
+    /// Invalidates the page's frames and removes their entries. Returns where a present page was.
     pub fn invalidate(&self, words: &FrameWords<W>, buckets: PageBuckets) -> Option<Was> {
         self.invalidate_in(words, buckets, true)
     }
 
     /// As [`Index::invalidate`]. `has_second`: the second bucket is searched, too. False only after a
-    /// read-modify-write of the control word that has found no entry in second buckets: a plain load may be
-    /// too old.
+    /// read-modify-write of the control word that has found no entry in second buckets: a load may be old.
     fn invalidate_in(&self, words: &FrameWords<W>, buckets: PageBuckets, has_second: bool) -> Option<Was> {
         let mut found = None;
         let tag = buckets.page & 0xffff_ffff;

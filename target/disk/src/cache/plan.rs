@@ -14,7 +14,6 @@ const FRAME: u64 = FRAME_BYTES as u64;
 /// Most pages of one run: 128 KiB.
 const RUN_PAGES_MAX: usize = 32;
 
-/// A page of a read.
 #[derive(Debug)]
 pub(super) enum Page {
     /// Pinned: found in the cache, or already filled by this read.
@@ -83,8 +82,7 @@ impl ReadContext<'_> {
 }
 
 impl ReadPlan {
-    /// Returns an empty plan with capacity for 128 pages and 64 runs, which suffices for reads of common
-    /// size.
+    /// Returns an empty plan with capacity for 128 pages and 64 runs, enough for common reads.
     pub(super) fn new() -> ReadPlan {
         ReadPlan {
             offset: 0,
@@ -199,8 +197,7 @@ impl ReadPlan {
     /// Looks up the waiting pages again, and enters the pages that are missing now.
     ///
     /// # Errors
-    /// [`NoFrame`]: no frame is available for a page. The read passes around the cache once its own pieces
-    /// have completed.
+    /// [`NoFrame`]: no frame for a page. The read passes around the cache once its own pieces have completed.
     pub(super) fn retry_waiting(&mut self, context: &ReadContext<'_>) -> Result<(), NoFrame> {
         let first = self.first_page();
         for (page, state) in (first..).zip(&mut self.pages) {
@@ -312,7 +309,6 @@ impl ReadPlan {
     }
 }
 
-/// Result of [`look_up`].
 enum Lookup<'a> {
     Kept {
         pin: Pin<'a>,

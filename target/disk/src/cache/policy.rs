@@ -5,8 +5,7 @@
 //!   at least two hits in the small queue move to the main queue. Pages that were recently evicted from the
 //!   small queue ([`Ghost`]) enter the main queue directly.
 //! - [`Lru`]: evicts the least recently used page.
-//! - [`Exclusive`], over [`S3Fifo`] or [`Lru`]: first evicts the pages that a host has read, because the host
-//!   caches them itself.
+//! - [`Exclusive`], over [`S3Fifo`] or [`Lru`]: first evicts pages that a host has read and so caches itself.
 
 use super::lists::Lists;
 
@@ -37,8 +36,7 @@ pub trait Frames {
 pub enum InsertReason {
     /// A host reads the page.
     Read,
-    /// The page was cached and has been written. It was in the frame `from`, which may contain another page
-    /// now.
+    /// The page was cached, then written. It was in the frame `from`, which may have another page now.
     Written { from: u32 },
     /// The page is read ahead; no host has read the page yet.
     Ahead,
@@ -64,8 +62,7 @@ pub trait Policy: Send {
     /// Returns true if the policy uses [`Policy::touched`].
     fn wants_touches(&self) -> bool;
 
-    /// Removes a frame to evict from the policy's queues and returns it. `None`: none of the examined frames
-    /// is evictable.
+    /// Removes a frame to evict from the policy's queues and returns it. `None`: none examined is evictable.
     fn victim(&mut self, frames: &dyn Frames) -> Option<u32>;
 
     /// Adds a victim to the queues again that was in use and was not evicted.
@@ -277,8 +274,7 @@ impl Policy for Exclusive {
 const WAYS: usize = 8;
 
 /// Hashes of the pages evicted last: a set-associative table of fingerprints, each with the sequence number
-/// of its eviction. An entry expires once more than `most` evictions have followed; it remains in the table
-/// until it is replaced.
+/// of its eviction. An entry expires once more than `most` evictions have followed; it stays until replaced.
 pub struct Ghost {
     /// Upper 32 bits: fingerprint; lower 32: sequence number of the eviction. 0: empty.
     entries: Box<[[u64; WAYS]]>,
@@ -293,8 +289,7 @@ impl Ghost {
         Ghost { entries: vec![[0; WAYS]; Self::sets_for(most)].into(), most, now: 1 }
     }
 
-    /// Returns the number of sets. The table has twice as many entries as `most`, so few entries are replaced
-    /// before they expire.
+    /// Returns the number of sets. It has twice `most` entries, so few are replaced before they expire.
     fn sets_for(most: u32) -> usize {
         (most as usize / 4).max(1)
     }

@@ -28,8 +28,7 @@ const SHARD_FRAMES_MIN: u32 = 4096;
 const SHARDS_MAX: u32 = 64;
 /// Most victims that a miss tries before the read passes around the cache.
 const VICTIMS_MAX: u32 = 8;
-/// Frames of a cache whose pages are counted at each call of [`CacheShared::present`]: a pass over more takes
-/// longer than 1 ms.
+/// Frames of a cache whose pages are counted at each call of [`CacheShared::present`]: more take over 1 ms.
 const COUNTED_ALWAYS: u32 = 1 << 18;
 /// How long the count of a larger cache is used again.
 const COUNT_PERIOD: Duration = Duration::from_secs(1);
@@ -40,7 +39,6 @@ const LOCK_TRIES: u32 = 64;
 const BUCKETS_AHEAD: u64 = 8;
 const WORDS_AHEAD: u64 = 4;
 
-/// State of a shard, under its lock.
 struct ShardState {
     /// Right to allocate frames of the shard.
     right: Shard,
@@ -65,8 +63,7 @@ pub(super) struct CacheShared {
     pub(super) mapped: Option<Box<dyn Any + Send + Sync>>,
 }
 
-/// A write in flight of a page that was in the cache. The page may be entered again if no other write
-/// overlaps.
+/// A write in flight of a page that was in the cache. It may enter again if no other write overlaps.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Stay {
     pub(super) page: u64,
@@ -75,7 +72,6 @@ pub(super) struct Stay {
     sweeps: u64,
 }
 
-/// Result of [`CacheShared::admit`].
 pub(super) enum Admission<'a> {
     /// Another core has published the page since the miss.
     Present(Pin<'a>),
@@ -121,8 +117,7 @@ pub(super) fn policy_for(spec: &CacheSpec, frames: u32) -> Box<dyn Policy> {
 }
 
 impl CacheShared {
-    /// Returns the state of a new cache, and with [`CacheSpec::is_resident`] the memory that is to be made
-    /// resident.
+    /// Returns a new cache's state, and with [`CacheSpec::is_resident`] the memory to be made resident.
     pub(super) fn new(spec: &CacheSpec) -> Result<(CacheShared, Option<CacheMemory>), RegionError> {
         let (shards, shard_frames) = shape(spec.bytes);
         let (frames, rights, memory) = if spec.is_resident {

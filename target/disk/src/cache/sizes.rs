@@ -3,8 +3,7 @@
 //! A sample of the pages, one in 32 to one in 256, is read in three simulated caches without data. The
 //! simulated caches have the cache's policy and half, one and two times its frames, scaled by the sampling
 //! rate. All reads of a sampled page count, so a scaled-down cache behaves like the full one (Waldspurger et
-//! al., FAST 2015). The simulation of the current size is the reference: a bias of the sample affects all
-//! three equally.
+//! al., FAST 2015). The simulation of the current size is the reference: a bias affects all three.
 //!
 //! Writes, read-ahead, one-time reads and reads that pass around the cache are ignored.
 
@@ -63,8 +62,7 @@ impl Sizes {
         page.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15) < self.below
     }
 
-    /// Processes reads of sampled pages and empties `pages`. Drops the reads while another core holds the
-    /// lock.
+    /// Processes reads of sampled pages and empties `pages`. Drops them while another core has the lock.
     pub(super) fn read(&self, pages: &mut Vec<u64>, counts: &Counts) {
         let caches = match self.caches.try_lock() {
             Ok(caches) => Some(caches),

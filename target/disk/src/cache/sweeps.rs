@@ -85,8 +85,7 @@ impl<W: AtomicWord> Sweeps<W> {
         self.all.load(Ordering::Acquire) > 0 || self.ranges.iter().any(covers)
     }
 
-    /// Begins a sweep of a non-empty range. `None`: all entries of `ranges` are in use, and the caller
-    /// retries later.
+    /// Begins a sweep of a non-empty range. `None`: all of `ranges` are in use, retry later.
     pub(super) fn begin(&self, pages: Range<u64>) -> Option<Sweep> {
         let word = unit(pages.end.saturating_sub(1)) * SWEEP + unit(pages.start);
         let at = self.ranges.iter().position(|range| range.exchange(NONE, word).is_ok())?;
@@ -135,8 +134,7 @@ fn drop_frames<W: AtomicWord>(
     words: &FrameWords<W>,
 ) {
     for frame in frames {
-        // The pin is an addition to the frame's word, so a later allocation of the frame sees the sweep's
-        // range.
+        // The pin adds to the frame's word, so a later allocation of the frame sees the sweep's range.
         let Some(pin) = words.pin(frame) else { continue };
         let page = pin.page();
         if pages.contains(&page) && pin.invalidate() != Invalidated::AlreadyInvalid {

@@ -1,5 +1,4 @@
-//! [`Switch`]: adds, replaces or removes the cache of a disk in use. [`SwitchedCore`]: one core's handle on
-//! such a disk.
+//! [`Switch`]: adds, replaces or removes the cache of a disk in use. [`SwitchedCore`]: a core's handle on it.
 //!
 //! ```text
 //!   Plain ──> Announcing ──> Cached        next stage once every core has confirmed the current stage
@@ -115,7 +114,6 @@ impl Switch {
         release_all(caches);
     }
 
-    /// Returns the requested cache; `None`: no cache.
     pub(super) fn wanted(&self) -> Option<Arc<CacheShared>> {
         self.lock().wanted.clone()
     }
@@ -189,7 +187,6 @@ pub(super) struct SwitchedCore {
     /// Copy of the inner disk's geometry, renewed by `poll` and `reconfigure`: a call for each command costs
     /// 24 instructions.
     geometry: Geometry,
-    /// Time of the last poll.
     now: Nanos,
     /// `geometry` reports no atomic writes of several blocks: see [`CachedDisk`](super::CachedDisk).
     has_single_blocks: bool,
@@ -252,8 +249,7 @@ impl SwitchedCore {
         }
     }
 
-    /// Switches to the path of a stage. No command may be in flight, except for a switch from Announcing to
-    /// Cached.
+    /// Switches to the path of a stage. No command is in flight, except from Announcing to Cached.
     fn enter_stage(&mut self, stage: &Stage) {
         let path = std::mem::replace(&mut self.path, Path::Moving);
         let context = ChannelContext { core: self.core, pool: self.pool.clone(), depth: self.depth };

@@ -1,5 +1,4 @@
-//! [`Device`]: the modelled device of a delay layer. Commands reserve device time. Shared by all cores
-//! without a lock.
+//! [`Device`]: the modelled device of a delay layer. Commands reserve its time. Shared by all cores, no lock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,7 +7,6 @@ use spindle_reactor::clock::Nanos;
 use super::DelaySpec;
 use crate::BlockRange;
 
-/// Device work of a command.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Work {
     /// Bytes transferred.
@@ -114,8 +112,7 @@ impl Device {
     }
 }
 
-/// Returns `whole * sqrt(distance / capacity)`, rounded down. A distance above the capacity counts as the
-/// capacity.
+/// Returns `whole * sqrt(distance / capacity)`, rounded down. A longer distance counts as the capacity.
 fn seek_time(whole: Nanos, distance: u64, capacity: u64) -> Nanos {
     const ROOT_BITS: u32 = 31;
     let distance = u128::from(distance.min(capacity));

@@ -207,8 +207,7 @@ impl FaultControl {
         self.change(|settings| settings.errors[kind as usize] = Some(error));
     }
 
-    /// Sets the rate, per million failed commands, of commands that the inner disk executes nevertheless.
-    /// Default 0.
+    /// Sets the rate, per million failed commands, that the inner disk executes nevertheless. Default 0.
     pub fn set_error_effect(&self, per_million: u32) {
         self.change(|settings| settings.error_effect = per_million);
     }

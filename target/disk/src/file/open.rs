@@ -22,8 +22,7 @@ const MEMORY_ALIGN_BYTES: u32 = 4096;
 pub struct FileSpec {
     /// Path of a regular file or a block device.
     pub path: PathBuf,
-    /// Bytes of a logical block: 512 or 4096. With direct I/O, at least the offset alignment that the file
-    /// needs.
+    /// Bytes of a logical block: 512 or 4096. With direct I/O, at least the file's alignment.
     pub block_bytes: u32,
     /// Size in bytes of a sparse file, which is created if the file is missing or empty. A file that is not
     /// empty keeps its size. `None`: the file must exist.
@@ -74,7 +73,6 @@ pub(super) struct Opened {
     pub(super) can_punch: bool,
 }
 
-/// State of [`open`].
 struct Opening<'a> {
     disk: &'a str,
     spec: &'a FileSpec,
@@ -85,11 +83,9 @@ struct Opening<'a> {
 /// Opens and locks the file of `spec`. Creates a missing file if `spec` has `create_bytes`.
 ///
 /// The lock is retried for `lock_wait`. A former process may be dead while the kernel still ends the I/O in
-/// flight of its rings. The kernel keeps the process's lock meanwhile, and this I/O must not be executed
-/// after new writes.
+/// flight of its rings. The lock remains meanwhile: this I/O must not follow new writes.
 pub(super) fn open(disk: &str, spec: &FileSpec, lock_wait: Duration) -> Result<Opened, OpenError> {
-    // Checks the size and block size before a file is created. Without `create_bytes`, 4096 serves as a valid
-    // size.
+    // Checks size and block size before a file is created. Without `create_bytes`, 4096 is a valid size.
     checked_blocks(disk, spec.create_bytes.unwrap_or(4096), spec.block_bytes)?;
     Opening { disk, spec, busy: Busy::new(disk, &spec.path, lock_wait), facts: FileFacts::default() }.run()
 }
@@ -162,8 +158,7 @@ impl Opening<'_> {
         OpenError::system(self.disk, format!("{verb} {}", self.spec.path.display()), source)
     }
 
-    /// Opens the file, with `O_DIRECT` if requested and not refused by the file system. Retries EBUSY until
-    /// the deadline.
+    /// Opens the file, with `O_DIRECT` if requested and not refused. Retries EBUSY until the deadline.
     fn open_file(&mut self) -> Result<File, OpenError> {
         let (access, verb) = match self.spec.is_read_only {
             true => (OFlags::RDONLY, "open for reading"),
@@ -171,8 +166,7 @@ impl Opening<'_> {
         };
         let mut flags = access | OFlags::CLOEXEC;
         if self.facts.is_block_device {
-            // `open` fails with EBUSY while the device is mounted, or another process has opened it
-            // exclusively.
+            // EBUSY: the device is mounted, or another process has opened it exclusively.
             flags |= OFlags::EXCL;
         }
         let path = &self.spec.path;
@@ -237,8 +231,7 @@ impl Opening<'_> {
         }
     }
 
-    /// Refuses blocks smaller than the alignment of direct I/O. Switches to the page cache if direct I/O does
-    /// not work.
+    /// Refuses blocks smaller than the alignment of direct I/O. Uses the page cache if direct I/O fails.
     fn check_alignment(&mut self, file: &File) -> Result<(), OpenError> {
         let block_bytes = self.spec.block_bytes;
         if let Some((memory, offset)) = direct_alignment(file) {
@@ -343,8 +336,7 @@ fn direct_alignment(file: &File) -> Option<(u32, u32)> {
     is_reported.then_some((statx.stx_dio_mem_align, statx.stx_dio_offset_align))
 }
 
-/// Reads the first `bytes` bytes of the file into memory aligned to [`MEMORY_ALIGN_BYTES`]. Returns the bytes
-/// read.
+/// Reads the first `bytes` of the file into memory aligned to [`MEMORY_ALIGN_BYTES`]. Returns the bytes read.
 fn read_aligned(file: &File, bytes: u32) -> Result<usize, Errno> {
     let (align, bytes) = (MEMORY_ALIGN_BYTES as usize, bytes as usize);
     let mut memory = vec![0u8; align + bytes];

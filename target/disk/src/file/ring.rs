@@ -17,8 +17,7 @@ use crate::backend::request::ZERO_WRITE_BYTES;
 use crate::backend::{AsyncBackend, BackendChannel, Ended, Request, ZeroMethod, ZeroMethods, requests_of};
 use crate::{ChannelContext, DiskError, Geometry, OpenError};
 
-/// Most bytes punched or zeroed per call. The file system keeps the inode locked meanwhile, which blocks
-/// other writes.
+/// Most bytes punched or zeroed per call. The locked inode blocks other writes meanwhile.
 pub(super) const PIECE_BYTES: u64 = 1 << 30;
 
 /// Returns true for EIO, which may be an error of the writeback of earlier writes.
@@ -26,7 +25,6 @@ fn is_medium_error(error: &io::Error) -> bool {
     Errno::from_io_error(error) == Some(Errno::IO)
 }
 
-/// One core's rings on a file.
 pub(super) struct FileBackend {
     ring: FileRing,
     file: FileIndex,
@@ -38,7 +36,6 @@ pub(super) struct FileBackend {
     shared: Arc<FileShared>,
 }
 
-/// One core's handle on a file disk.
 pub(super) type FileChannel = BackendChannel<FileBackend>;
 
 pub(super) fn open(shared: Arc<FileShared>, context: &ChannelContext) -> Result<FileChannel, OpenError> {

@@ -72,8 +72,7 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(ASKED - 1)
 }
 
-/// Starts the thread that starts a thread for each question: a thread that a data core started would share
-/// its processor.
+/// Starts the thread that starts a thread for each question: a data core's thread would share its processor.
 fn start() -> Option<Sender<Arc<SpaceUse>>> {
     let (send, questions) = channel();
     match Builder::new().name("space-use".to_owned()).spawn(move || answer_all(&questions)) {

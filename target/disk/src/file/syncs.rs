@@ -2,8 +2,7 @@
 //!
 //! The kernel reports a writeback error once per open file description, to the sync that ends first. A
 //! concurrent second sync would succeed although data of its host may be lost. So one sync runs at a time,
-//! and requests that arrive meanwhile share the next sync. An error fails the running and the waiting
-//! requests.
+//! and requests that arrive meanwhile share the next sync. An error fails running and waiting ones.
 
 /// Tokens of the running and waiting sync requests.
 #[derive(Debug)]

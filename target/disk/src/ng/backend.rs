@@ -30,11 +30,9 @@ pub(super) trait Drive {
     /// Begins a read of the blocks from `lba` on into the bytes `piece` of `buf`.
     fn read(&mut self, token: u64, lba: u64, buf: Buf, piece: Range<usize>);
 
-    /// Begins a write of the bytes `piece` of `buf` to the blocks from `lba` on, with `fua` (force unit
-    /// access) if set.
+    /// Begins a write of the bytes `piece` of `buf` to the blocks from `lba` on, with `fua` if set.
     fn write(&mut self, token: u64, lba: u64, buf: Buf, piece: Range<usize>, fua: bool);
 
-    /// Submits the commands begun since the last call.
     fn submit(&mut self) -> io::Result<()>;
 
     /// Passes each completed command to `each`.
@@ -63,7 +61,6 @@ impl Drive for PassRing {
     }
 }
 
-/// Operation of one token.
 #[derive(Debug, Clone, Copy)]
 enum Kind {
     Read,
@@ -81,7 +78,6 @@ struct Transfer {
     piece: Range<usize>,
     /// Bytes of the whole buffer; 0 for a command without data.
     bytes: usize,
-    /// Retries of the current piece.
     retries: u8,
     /// Cancelled: the operation ends with the piece at the drive.
     is_cancelled: bool,
@@ -137,8 +133,7 @@ impl<D: Drive> NgBackend<D> {
     }
 
     /// Handles the end of a piece: sends the next piece, or the same piece again after a transient error.
-    /// Returns the end of the operation after the last piece, after any other error, and after a
-    /// cancellation.
+    /// Returns the end of the operation after the last piece, another error or a cancellation.
     fn on_done(&mut self, done: PassDone) -> Option<Ended<PassError>> {
         let slot = Slot::from_wire(u32::try_from(done.token).unwrap_or(0));
         let transfer = self.transfers.get_mut(slot)?;
@@ -253,8 +248,7 @@ impl<D: Drive> AsyncBackend for NgBackend<D> {
     }
 }
 
-/// Returns true for a transient status with DNR clear, for example after a controller reset or while the
-/// namespace is not ready.
+/// Returns true for a transient status with DNR clear, as after a reset or while the namespace is not ready.
 fn is_transient(bits: u16) -> bool {
     let status = Status::from_bits(bits);
     let passing = [

@@ -136,10 +136,9 @@ fn to_io_error(error: PassError) -> io::Error {
     }
 }
 
-/// Opens the block device of the same namespace exclusively. Fails with EBUSY at the deadline of `busy`
-/// while the device is mounted, and prevents a later mount. Returns `None` for read-only disks, which
-/// share the device. Opens for reading only, because udev probes a disk again after the close of a
-/// writable descriptor.
+/// Opens the block device of the same namespace exclusively. Fails with EBUSY at the deadline of `busy` while
+/// the device is mounted, and prevents a later mount. Returns `None` for read-only disks, which share the
+/// device. Opens for reading: udev probes a disk after the close of a writable descriptor.
 fn open_exclusive(place: &NgBlockDevice, is_read_only: bool, busy: &Busy<'_>) -> Result<Option<File>, Errno> {
     if is_read_only {
         return Ok(None);

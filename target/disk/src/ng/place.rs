@@ -1,5 +1,4 @@
-//! [`NgBlockDevice`]: the block device of a generic device's namespace, and the limits of that block device,
-//! from sysfs.
+//! [`NgBlockDevice`]: the block device of a generic device's namespace, and its limits, from sysfs.
 
 use std::fs;
 use std::io;

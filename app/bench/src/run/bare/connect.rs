@@ -15,8 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spindle_nvme_initiator as initiator;
 use spindle_reactor::net::{Received, Sent, Socket};
 
-/// Congestion controls of the initiator's connections, which are without packet pacing: the first that the
-/// kernel has.
+/// Congestion controls without packet pacing, as the initiator's; the first that the kernel has is used.
 const CONGESTION: [&str; 2] = ["cubic", "reno"];
 /// Names of the steps, for errors.
 const ICREQ: &str = "ICReq";
@@ -131,7 +130,6 @@ fn check_answer(answer: &CapsuleResp, cntlid: u16) -> Result<(), Error> {
     Ok(())
 }
 
-/// A step of connecting, with its deadline.
 struct Step<'a> {
     socket: &'a Socket,
     name: &'static str,

@@ -15,7 +15,6 @@ use spindle_reactor::net::{Errno, Sent, Socket};
 
 /// Most slices of one `sendmsg` (UIO_MAXIOV).
 const IOV_MAX: usize = 1024;
-/// Slices of one `sendmsg`.
 type Slices<'a> = ArrayVec<IoSlice<'a>, IOV_MAX>;
 
 /// A PDU with data, or consecutive PDUs without data.
@@ -28,7 +27,6 @@ struct Item {
     payload_bytes: usize,
 }
 
-/// Send queue of a connection.
 #[derive(Debug)]
 pub(super) struct Outbox {
     heads: Vec<u8>,
@@ -64,13 +62,11 @@ impl Outbox {
         self.items.is_empty()
     }
 
-    /// Returns the number of all bytes that were ever appended.
     #[inline]
     pub(super) fn appended_total(&self) -> u64 {
         self.appended_total
     }
 
-    /// Returns how many of [`Outbox::appended_total`] the socket has accepted.
     #[inline]
     pub(super) fn sent_total(&self) -> u64 {
         self.sent_total
@@ -159,7 +155,6 @@ impl Outbox {
         total
     }
 
-    /// Removes `sent` bytes from the front.
     #[inline]
     fn advance(&mut self, sent: usize) {
         self.sent += sent;

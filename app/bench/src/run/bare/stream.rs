@@ -50,12 +50,10 @@ pub(super) struct Commands {
     outstanding: usize,
 }
 
-/// A command that has ended.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ended {
     pub(super) cid: u16,
     pub(super) status: Status,
-    /// Time of submission.
     pub(super) sent: Nanos,
     pub(super) command: Command,
 }
@@ -84,7 +82,6 @@ impl Commands {
         Commands { entries: vec![free; depth.into()].into_boxed_slice(), bytes, outstanding: 0 }
     }
 
-    /// Returns the number of commands in flight.
     #[inline]
     pub(super) fn outstanding(&self) -> usize {
         self.outstanding

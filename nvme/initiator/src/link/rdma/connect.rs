@@ -36,10 +36,8 @@ const REJECT_NO_SERVICE: i32 = 8;
 /// Reject reason of iWARP without a listener: `-ECONNREFUSED`.
 const REJECT_REFUSED: i32 = -111;
 
-/// A connection attempt, in steps that do not block.
 pub(crate) struct RdmaOpening {
-    /// First field, so dropped first: the queue pair uses the connector's identifier. `None` before the
-    /// connect request.
+    /// Dropped first: the queue pair uses the connector's identifier. `None` before the connect request.
     parts: Option<QueuePairParts>,
     connector: Connector,
     address: SocketAddr,
@@ -57,7 +55,6 @@ struct QueuePairParts {
 }
 
 impl RdmaOpening {
-    /// Starts the address resolution.
     pub(in super::super) fn begin(
         address: SocketAddr,
         options: &Options,
@@ -67,7 +64,6 @@ impl RdmaOpening {
         Ok(RdmaOpening { parts: None, connector, address, name, registration: options.registration })
     }
 
-    /// Returns the name of the current step.
     pub(in super::super) fn name(&self) -> &'static str {
         self.connector.name()
     }
@@ -83,8 +79,7 @@ impl RdmaOpening {
                 let request = CmRequest::new(self.name.qid, entries, self.name.cntlid);
                 let parameters = ConnectParams {
                     private_data: request.as_bytes(),
-                    // RDMA READs of the controller that may be outstanding to this host. The host itself
-                    // issues none.
+                    // RDMA READs of the controller outstanding to this host, which itself issues none.
                     responder_resources: device.limits().responder_resources,
                     ..ConnectParams::default()
                 };
@@ -112,7 +107,6 @@ impl RdmaOpening {
         }
     }
 
-    /// Sleeps until an event of the connection manager arrives, at most `timeout`; may return early.
     pub(in super::super) fn wait_io(&self, timeout: Duration) {
         self.connector.wait_io(timeout);
     }
@@ -144,8 +138,7 @@ fn refusal(address: SocketAddr, step: &'static str, event: &CmEvent) -> ConnectE
 }
 
 impl QueuePairParts {
-    /// Creates the queue pair and its objects, and posts all receives. Fails if the depth exceeds the
-    /// device's limit.
+    /// Creates the queue pair and posts all receives. Fails if the depth exceeds the device's limit.
     fn new(
         id: &CmId,
         device: &Arc<Device>,

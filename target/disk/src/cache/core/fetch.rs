@@ -63,8 +63,7 @@ impl CachedChannel {
         }
     }
 
-    /// Reports a host's read to the stream detection. Queues the resulting fetch, or drops it if the queue is
-    /// full.
+    /// Reports a host's read to the stream detection. Queues the fetch, or drops it if the queue is full.
     pub(super) fn on_read(&mut self, request: &IoRequest, first: u64, count: u64) {
         if self.streams.is_none() {
             return;

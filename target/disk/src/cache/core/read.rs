@@ -6,7 +6,6 @@ use super::super::plan::ReadPlan;
 use crate::layer::between;
 use crate::{DiskError, IoRequest, Token, Waited};
 
-/// A read in flight.
 pub(super) struct Read {
     /// `None`: a read-ahead, or a cancelled read whose [`Done`](crate::Done) was returned already.
     pub(super) token: Option<Token>,
