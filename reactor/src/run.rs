@@ -33,7 +33,7 @@ use crate::mailbox::Mailbox;
 use crate::net::{Interest, Readiness, Ready, Watcher};
 
 /// State that the pollers of a core share.
-pub trait Shared {
+pub trait CoreShared {
     /// Called when a turn begins. `wall_ms`: milliseconds since 1970-01-01 UTC, from the wall clock at the
     /// reactor's creation and the monotonic time since; later steps of the wall clock do not change it.
     fn begin_turn(&mut self, now: Nanos, wall_ms: u64);
@@ -218,8 +218,8 @@ impl<M: Send> Reactor<M> {
         &self.turns
     }
 
-    /// Runs turns until [`Shared::is_done`] or `stop`, then calls [`Poller::flush`] of each poller.
-    pub fn run<S: Shared>(
+    /// Runs turns until [`CoreShared::is_done`] or `stop`, then calls [`Poller::flush`] of each poller.
+    pub fn run<S: CoreShared>(
         &mut self,
         shared: &mut S,
         pollers: &mut [Box<dyn Poller<S, M>>],
@@ -246,7 +246,7 @@ impl<M: Send> Reactor<M> {
     }
 
     /// Runs one turn. Returns true when there was mail, a ready descriptor, or work of a poller.
-    pub fn turn<S: Shared>(&mut self, shared: &mut S, pollers: &mut [Box<dyn Poller<S, M>>]) -> bool {
+    pub fn turn<S: CoreShared>(&mut self, shared: &mut S, pollers: &mut [Box<dyn Poller<S, M>>]) -> bool {
         let now = self.begin_turn(shared);
         (self.began, self.parts) = (now, Parts::default());
         self.send_backlog();
@@ -280,7 +280,7 @@ impl<M: Send> Reactor<M> {
         }
     }
 
-    fn begin_turn<S: Shared>(&self, shared: &mut S) -> Nanos {
+    fn begin_turn<S: CoreShared>(&self, shared: &mut S) -> Nanos {
         let now = Clock::now();
         shared.begin_turn(now, self.wall_base + (now - self.time_base).as_ms());
         now
@@ -342,7 +342,7 @@ impl<M: Send> Reactor<M> {
     /// Spins or sleeps after a turn without work. Sleeps when there was no work for the time of
     /// [`Idle::SleepAfter`], the backlog is empty, and all pollers are quiet. Yields the CPU first if
     /// [`Poller::wants_yield`] of a poller returns true.
-    fn idle<S: Shared>(&mut self, shared: &mut S, pollers: &mut [Box<dyn Poller<S, M>>]) {
+    fn idle<S: CoreShared>(&mut self, shared: &mut S, pollers: &mut [Box<dyn Poller<S, M>>]) {
         if pollers.iter().any(|poller| poller.wants_yield()) {
             std::thread::yield_now();
         }

@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_are_touched_when_they_are_first_used_and_all_of_them_fit_where_they_were_put_at_first() {
+    fn entries_are_added_on_first_use_and_the_slab_is_never_reallocated() {
         let mut slab = Slab::with_capacity(100);
         assert_eq!((slab.entries.len(), slab.capacity()), (0, 100));
         let place = slab.entries.as_ptr();

@@ -5,7 +5,7 @@
 //! ```text
 //!   set_time -> for each connection with input: feed transport(id), step(id)
 //!            -> on_message for messages of other cores -> poll (disks, waiting requests, time-outs)
-//!            -> next_send_ready: connections that may have output; send, then step_sent(id) for Sent
+//!            -> next_send_ready: connections that may have output; send, then step(id) for Sent
 //!            -> next_message: to other cores' mailboxes      -> next_closed: close the socket
 //! ```
 //!

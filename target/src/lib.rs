@@ -7,14 +7,14 @@
 //! seeded simulator and in the fuzzers. It may use `nvme/spec`, `nvme/transport`, `target/disk`, `reactor`.
 //!
 //! ```text
-//! write  shell: bytes ──> Transport::next_event ── Event::Command ──> qpair::Qpair::step_command
+//! write  shell: bytes ──> Transport::next_event ── Event::Command ──> qpair::Qpair::on_command
 //!    fast path: data in the capsule, a disk with memory of its own for writes (RAM)
 //!     ──> step_fast_path ──> write_fast_path: check, Disk::prepare (Fill), take_in_capsule, Disk::submit
 //!     ──> reply_fast_path ──> Transport::reply
 //!    slab path: every other write (in pieces: `qpair::bulk`; fused: `qpair::fused`)
 //!     ──> step_io ──> qpair::io::parse (checks; IoCommand) ──> step_buffer: Disk::prepare
 //!         (Fill: memory of the disk; Pool: a buffer of the pool; Wait)
-//!     ──> Transport::fetch ... Event::Fetched ──> step_fetched ──> step_execute ──> Disk::submit
+//!     ──> Transport::fetch ... Event::Fetched ──> on_fetched ──> step_execute ──> Disk::submit
 //!     ... core::TargetCore::poll ──> Disk::poll ──> Qpair::on_done ──> finish ──> Transport::reply
 //!     ... Event::Sent ──> free
 //! read   fast path: the disk has the data in memory (RAM, null, a cache hit)

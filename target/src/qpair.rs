@@ -251,13 +251,13 @@ impl<T: Transport> Qpair<T> {
         self.replies_sent = self.replies_sent.wrapping_add(sent);
         while let Some(event) = self.transport.next_event() {
             match event {
-                Event::Command { sqe, data } => self.step_command(id, env, sqe, data),
-                Event::Fetched { slot, buf, result } => self.step_fetched(id, env, slot, buf, result),
-                Event::Sent { slot } => self.step_sent(slot),
+                Event::Command { sqe, data } => self.on_command(id, env, sqe, data),
+                Event::Fetched { slot, buf, result } => self.on_fetched(id, env, slot, buf, result),
+                Event::Sent { slot } => self.on_sent(slot),
                 Event::FetchedPart { slot, offset, buf, result } => {
-                    self.step_fetched_part(id, env, slot, offset, buf, result);
+                    self.on_fetched_part(id, env, slot, offset, buf, result);
                 }
-                Event::SentPart { slot, buf, .. } => self.step_sent_part(id, env, slot, buf),
+                Event::SentPart { slot, buf, .. } => self.on_sent_part(id, env, slot, buf),
                 Event::Closed => {
                     self.on_closed(env);
                     return Liveness::Closed;
@@ -268,7 +268,7 @@ impl<T: Transport> Qpair<T> {
     }
 
     #[inline]
-    fn step_command(&mut self, id: ConnectionId, env: &mut Env, sqe: Sqe, data: Result<DataPointer, Status>) {
+    fn on_command(&mut self, id: ConnectionId, env: &mut Env, sqe: Sqe, data: Result<DataPointer, Status>) {
         // Commands that arrive while the queue pair closes or the core drains are dropped: the host repeats
         // them on its next connection.
         if matches!(self.role, Role::Closing) || env.is_draining {
@@ -400,7 +400,7 @@ impl<T: Transport> Qpair<T> {
     }
 
     #[inline]
-    fn step_fetched(
+    fn on_fetched(
         &mut self,
         id: ConnectionId,
         env: &mut Env,
@@ -635,7 +635,7 @@ impl<T: Transport> Qpair<T> {
     }
 
     #[inline]
-    fn step_sent(&mut self, slot: RequestId) {
+    fn on_sent(&mut self, slot: RequestId) {
         self.replies_sent = self.replies_sent.wrapping_add(1);
         if self.charged > 0 {
             self.discharge(slot);

@@ -219,18 +219,18 @@ impl Link {
             let mut batch = self.batch.take().unwrap_or_default();
             batch.extend(chunk);
             core.transport(self.id).expect("open").load(batch);
-            core.step(self.id);
+            core.step_deferred(self.id);
             self.batch = Some(core.transport(self.id).expect("open").unload());
         }
         self.bytes.clear();
         let conn = core.transport(self.id).expect("open");
         gather(&mut self.bytes, |pieces| conn.send_pieces(pieces));
         conn.sent(self.bytes.len());
-        core.step_sent(self.id);
+        core.step(self.id);
         core.poll();
         while let Some(id) = core.next_send_ready() {
             if core.transport(id).is_some_and(|conn| conn.has_unread() && !conn.is_paused()) {
-                core.step_sent(id);
+                core.step(id);
             }
         }
         for chunk in self.bytes.chunks(BATCH_BYTES) {

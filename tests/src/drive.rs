@@ -10,13 +10,13 @@
 #[cfg(feature = "simulator")]
 pub mod model;
 #[cfg(feature = "simulator")]
-pub mod plan;
-#[cfg(feature = "simulator")]
 pub mod run;
+#[cfg(feature = "simulator")]
+pub mod scenario;
 pub mod threads;
 pub mod world;
 
 #[cfg(feature = "simulator")]
-pub use plan::Plan;
-#[cfg(feature = "simulator")]
 pub use run::{Report, run, run_cached};
+#[cfg(feature = "simulator")]
+pub use scenario::Scenario;

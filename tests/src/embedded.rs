@@ -19,7 +19,7 @@ use spindle_nvme_transport::{Peer, TransportKind};
 use spindle_reactor::clock::{Clock, Nanos, wall_ms};
 use spindle_reactor::mem::{Pages, Pool, ZoneSpec};
 use spindle_reactor::net::{Interest, Listener, Watcher};
-use spindle_reactor::run::{Poller, Shared, Turn};
+use spindle_reactor::run::{CoreShared, Poller, Turn};
 use spindle_target::core::{CoreSettings, TargetCore};
 use spindle_target::env::Message;
 use spindle_target::snapshot::Snapshot;
@@ -64,7 +64,7 @@ impl Core {
     }
 }
 
-impl Shared for Core {
+impl CoreShared for Core {
     fn begin_turn(&mut self, now: Nanos, wall_ms: u64) {
         self.target.set_time(now, wall_ms);
     }

@@ -4,7 +4,7 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`plan`] | what a seed draws |
+//! | [`scenario`] | what a seed draws |
 //! | [`seam`] | association, queue and connecting queue, as a core sees them |
 //! | [`far`] | commands on their way, at the far disk, and left over from lost queues |
 //! | [`manager`] | what the manager thread does: up, down, hold, checked, over |
@@ -24,9 +24,9 @@ pub mod book;
 pub mod cache;
 pub mod far;
 pub mod manager;
-pub mod plan;
 pub mod run;
+pub mod scenario;
 pub mod seam;
 
-pub use plan::Plan;
 pub use run::{Report, run, run_cached, run_optimistic};
+pub use scenario::Scenario;

@@ -208,7 +208,7 @@ fn there_and_back(direct: &mut Direct, blocks: u32, fill: u8) -> (u64, u64) {
 }
 
 #[test]
-fn over_rdma_to_a_drive_of_our_own_nothing_is_copied_but_capsules_and_no_lock_is_taken() {
+fn rdma_to_an_nvme_drive_copies_only_in_capsule_data_and_takes_no_lock() {
     let drive = Threads::new(BYTES);
     let locks = locks_taken();
     let mut direct = Direct::on(drive.disk(), &zones(), setting(1));

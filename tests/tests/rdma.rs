@@ -198,7 +198,7 @@ fn a_host_takes_places_of_queue_pairs_without_connect_once_they_are_destroyed() 
     while core.usage().connections > 6 {
         core.make_room(2, |core, id| {
             core.transport(id).expect("it is there").on_disconnected();
-            core.step_sent(id);
+            core.step(id);
             assert!(core.transport(id).is_some(), "a device may still know its buffers");
             ended.push(Some(id));
         });
@@ -250,7 +250,7 @@ fn ends_within(direct: &mut Direct, now: &mut Nanos, time: Nanos) -> bool {
 }
 
 #[test]
-fn a_host_that_vanished_from_an_idle_connection_is_found_and_a_live_one_is_left_alone() {
+fn a_vanished_host_of_an_idle_connection_is_detected_and_a_live_one_is_kept() {
     let mut direct = Direct::on(&ram(), &zones(), setting(1));
     let mut now = Nanos::ZERO;
     assert!(!ends_within(&mut direct, &mut now, Nanos::from_secs(100)), "the host is there");

@@ -1,7 +1,7 @@
 //! Simulation of the user-space NVMe driver over its emulator: many seeds, and one seed on demand.
 #![forbid(unsafe_code)]
 
-use spindle_tests::drive::{self, Plan};
+use spindle_tests::drive::{self, Scenario};
 use spindle_tests::seeds::kept_and_fresh;
 
 /// Commands of one seed.
@@ -43,7 +43,7 @@ fn every_seed_of_the_drive_with_a_cache_keeps_every_promise() {
 #[test]
 fn one_seed_of_the_cached_drive() {
     let seed = std::env::var("SPINDLE_SIM_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0);
-    eprintln!("{:#?}", Plan::draw(seed));
+    eprintln!("{:#?}", Scenario::draw(seed));
     eprintln!("{:?}", drive::run_cached(seed, COMMANDS));
 }
 
@@ -51,6 +51,6 @@ fn one_seed_of_the_cached_drive() {
 #[test]
 fn one_seed_of_the_drive() {
     let seed = std::env::var("SPINDLE_SIM_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0);
-    eprintln!("{:#?}", Plan::draw(seed));
+    eprintln!("{:#?}", Scenario::draw(seed));
     eprintln!("{:?}", drive::run(seed, COMMANDS));
 }

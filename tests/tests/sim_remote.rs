@@ -1,7 +1,7 @@
 //! Simulation of the remote disk over a far target that fails in every way: many seeds, and one on demand.
 #![forbid(unsafe_code)]
 
-use spindle_tests::remote::{self, Plan, Report};
+use spindle_tests::remote::{self, Report, Scenario};
 use spindle_tests::seeds::kept_and_fresh;
 use spindle_tests::sim;
 
@@ -118,7 +118,7 @@ fn cached_seeds(seeds: impl Iterator<Item = u64>) -> Report {
 #[test]
 fn one_seed_of_the_cached_remote_disk() {
     let seed = sim::number("SPINDLE_SIM_SEED").unwrap_or(0);
-    eprintln!("{:#?}", Plan::draw_cached(seed));
+    eprintln!("{:#?}", Scenario::draw_cached(seed));
     cached_seeds(seed..seed + sim::number("SPINDLE_SIM_SEEDS").unwrap_or(1));
 }
 
@@ -143,7 +143,7 @@ fn kept_and_fresh_seeds_keep_every_promise() {
 #[test]
 fn one_seed_with_optimistic_reads_of_the_remote_disk() {
     let seed = sim::number("SPINDLE_SIM_SEED").unwrap_or(0);
-    eprintln!("{:#?}", Plan::draw_optimistic(seed));
+    eprintln!("{:#?}", Scenario::draw_optimistic(seed));
     optimistic_seeds(seed..seed + sim::number("SPINDLE_SIM_SEEDS").unwrap_or(1));
 }
 
@@ -152,6 +152,6 @@ fn one_seed_with_optimistic_reads_of_the_remote_disk() {
 #[test]
 fn one_seed_of_the_remote_disk() {
     let seed = sim::number("SPINDLE_SIM_SEED").unwrap_or(0);
-    eprintln!("{:#?}", Plan::draw(seed));
+    eprintln!("{:#?}", Scenario::draw(seed));
     seeds(seed..seed + sim::number("SPINDLE_SIM_SEEDS").unwrap_or(1));
 }

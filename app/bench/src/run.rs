@@ -189,9 +189,9 @@ fn measure(
     }
     let connected = target::connect(args)?;
     let transfer_bytes_max = connected.queues.first().map_or(0, initiator::IoQueue::transfer_bytes_max);
-    let plan = target::plan(args, &connected.namespace, transfer_bytes_max)?;
-    let mut table = plan.table();
-    let mut engine = Engine::new(connected, &plan, done)?;
+    let spec = target::spec(args, &connected.namespace, transfer_bytes_max)?;
+    let mut table = spec.table();
+    let mut engine = Engine::new(connected, &spec, done)?;
     engine.turn_clock = args.busy.then(TurnClock::new);
     let begin = |title: &str, total: Total| {
         let title = format!("{title} {}", args.load.bs);
@@ -201,14 +201,14 @@ fn measure(
     };
     let mut tally = Tally::default();
     if let Some(table) = &mut table
-        && plan.reads_percent > 0
+        && spec.reads_percent > 0
     {
         begin("fill", Total::Commands(table.units() as u64));
         let mut fill = Fill::new(table, &mut tally);
         engine.run(&mut fill)?;
     }
-    begin(&format!("bench {}", args.load.rw), Total::Time(WARM_UP + plan.measured));
-    let mut load = Load::new(&plan, table.as_mut(), &mut tally);
+    begin(&format!("bench {}", args.load.rw), Total::Time(WARM_UP + spec.measured));
+    let mut load = Load::new(&spec, table.as_mut(), &mut tally);
     engine.run(&mut load)?;
     let measured = load.measured();
     if let Some(table) = &mut table {
@@ -217,7 +217,7 @@ fn measure(
     }
     let mut extras = engine.extras(args);
     add_busy(&mut extras, &measured);
-    let run = describe(args, engine.target(), &plan);
+    let run = describe(args, engine.target(), &spec);
     engine.finish();
     Ok(outcome(run, measured, tally, extras))
 }
@@ -260,7 +260,7 @@ struct Measured {
 
 /// Options checked against the target. A unit is the blocks of one command.
 #[derive(Debug)]
-struct Plan {
+struct LoadSpec {
     access: Access,
     reads_percent: u8,
     unit_bytes: u32,
@@ -276,7 +276,7 @@ struct Plan {
     seed: u64,
 }
 
-impl Plan {
+impl LoadSpec {
     fn table(&self) -> Option<super::verify::GenerationTable> {
         let count = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
         let (unit, block) = (count(self.unit_blocks.into()), count(self.block_bytes.into()));
@@ -284,7 +284,7 @@ impl Plan {
     }
 }
 
-fn describe(args: &BenchTargetArgs, target: &initiator::Target, plan: &Plan) -> Run {
+fn describe(args: &BenchTargetArgs, target: &initiator::Target, spec: &LoadSpec) -> Run {
     Run {
         tool: if args.bare { "bench --bare" } else { "bench" },
         address: Some(target.address.to_string()),
@@ -295,7 +295,7 @@ fn describe(args: &BenchTargetArgs, target: &initiator::Target, plan: &Plan) -> 
         bs: args.load.bs,
         qd: args.load.qd,
         queues: args.queues,
-        span: Some(Bytes::new(plan.units * u64::from(plan.unit_bytes))),
+        span: Some(Bytes::new(spec.units * u64::from(spec.unit_bytes))),
         seconds: args.load.seconds.as_secs_f64(),
         cores: args.core.into_iter().collect(),
         verify: args.verify.then_some(true),

@@ -337,7 +337,7 @@ fn the_socket_stands_before_or_after_a_verb_or_method() {
 }
 
 #[test]
-fn connections_have_their_peers_and_hosts_name_themselves_without_control_characters() {
+fn connections_show_peer_addresses_and_host_nqns_without_control_characters() {
     let rpc = |method: &str, _: Value| {
         let controller = |host: &str, cntlid: u16, core: usize| {
             json!({

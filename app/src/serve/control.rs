@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_method_is_refused_and_neither_silent_clients_nor_those_that_do_not_read_block_others() {
+    fn an_unknown_rpc_is_refused_and_idle_or_nonreading_clients_do_not_block_others() {
         let path = path("requests");
         let snapshot = snapshot();
         let control = start(&path, &snapshot).expect("listens");

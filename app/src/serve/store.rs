@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn the_new_text_takes_the_place_of_the_old_one_with_its_permissions_also_behind_a_link() {
+    fn a_commit_replaces_the_file_keeps_its_mode_and_follows_a_symlink() {
         let directory = directory("commit");
         let (file, link) = (directory.join("real.toml"), directory.join("link.toml"));
         std::fs::write(&file, "old").expect("written");

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   poll:   completion queues ──> Conn::received, Conn::completed
-//!             ──> per connection: Connections::step_sent ──> pump: one doorbell
+//!             ──> per connection: Connections::step ──> pump: one doorbell
 //!           the connection manager's channel, once its descriptor is readable (on_ready)
 //!   flush:  connections with replies from disks, timers or messages ──> pump
 //!   next_request: connection requests, on the listening core; accept: on the core chosen for the connection
@@ -336,7 +336,7 @@ impl Shell {
             if let Some(link) = self.link(id) {
                 link.is_active = false;
             }
-            core.step_sent(id);
+            core.step(id);
             self.pump(core, id);
         }
         if has_come {
@@ -485,7 +485,7 @@ impl Shell {
         if let Some(conn) = core.transport(id).and_then(Holds::held) {
             conn.on_destroyed();
         }
-        core.step_sent(id);
+        core.step(id);
         while core.next_closed().is_some() {}
     }
 
@@ -498,7 +498,7 @@ impl Shell {
         }
         let Some(conn) = core.transport(id).and_then(Holds::held) else { return true };
         if conn.has_events() {
-            core.step_sent(id);
+            core.step(id);
         }
         self.pump(core, id);
         true
@@ -520,7 +520,7 @@ impl Shell {
         if let Some(conn) = core.transport(id).and_then(Holds::held) {
             conn.on_disconnected();
         }
-        core.step_sent(id);
+        core.step(id);
         self.pump(core, id);
     }
 
@@ -614,7 +614,7 @@ impl Shell {
         let Some(id) = self.ids.get(&event.id).copied() else { return };
         let Some(conn) = core.transport(id).and_then(Holds::held) else { return };
         act(conn);
-        core.step_sent(id);
+        core.step(id);
         self.pump(core, id);
     }
 

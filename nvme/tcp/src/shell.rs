@@ -1,7 +1,7 @@
 //! The shell of one core: moves bytes between connections and sockets. `Conn` implements the protocol.
 //!
 //! ```text
-//!   poll:   direct connections ── recv into the core's one batch ──> Conn ── Connections::step ──> sendmsg
+//!   poll:   direct connections ── recv into the core's one batch ──> Conn ── Connections::step_deferred ──> sendmsg
 //!           watched connections wait in the reactor's epoll, which reports readiness by on_ready
 //!   flush:  connections with replies that disks, timers or messages caused; replies that may leave with
 //!           those of disks (`may_send_later`) wait for them until the end of the next turn
@@ -215,7 +215,7 @@ impl Shell {
         if let Some(conn) = conn_of(core, id) {
             conn.on_reset();
         }
-        core.step(id);
+        core.step_deferred(id);
         self.remove_closed(core);
         true
     }
@@ -439,7 +439,7 @@ impl Shell {
         self.send(core, id)
     }
 
-    /// Receives once, and calls `Connections::step` for the received bytes, end of stream or error.
+    /// Receives once, and calls `Connections::step_deferred` for the received bytes, end of stream or error.
     #[inline]
     fn receive<C: Connections<Conn: Holds<Conn>>>(&mut self, core: &mut C, id: ConnectionId) -> Receive {
         let Some(link) = self.links.get_mut(id.index()).and_then(Option::as_mut) else {
@@ -455,7 +455,7 @@ impl Shell {
             Received::Bytes(count) => {
                 self.budget = self.budget.saturating_sub(1 + count / BUDGET_BYTES);
                 conn.load(batch);
-                core.step(id);
+                core.step_deferred(id);
                 let Some(conn) = conn_of(core, id) else {
                     // `step` removed the connection and the batch in it; the next receive allocates a batch.
                     return Receive::Partial;
@@ -472,7 +472,7 @@ impl Shell {
                 if let Some(conn) = conn_of(core, id) {
                     if received == Received::Closed { conn.on_peer_closed() } else { conn.on_reset() }
                 }
-                core.step(id);
+                core.step_deferred(id);
                 Receive::Partial
             }
         };
@@ -514,7 +514,7 @@ impl Shell {
                     let _ = link.socket.shutdown_write();
                 }
                 if conn.phase() == Phase::Closed {
-                    core.step_sent(id);
+                    core.step(id);
                     self.remove_closed(core);
                     return;
                 }
@@ -594,7 +594,7 @@ impl Shell {
             let Some(conn) = conn_of(core, id) else { continue };
             if conn.deadline().is_some_and(|deadline| deadline <= now) {
                 conn.on_time(now);
-                core.step(id);
+                core.step_deferred(id);
                 self.update_link(core, id, true);
             }
         }
@@ -618,7 +618,7 @@ fn send_queued<C: Connections<Conn: Holds<Conn>>>(
 ) -> Option<(Phase, bool)> {
     let mut conn = conn_of(core, link.id)?;
     if resumes && conn.has_unread() && !conn.is_paused() {
-        core.step_sent(link.id);
+        core.step(link.id);
         conn = conn_of(core, link.id)?;
     }
     let mut has_sent = false;
@@ -633,11 +633,11 @@ fn send_queued<C: Connections<Conn: Holds<Conn>>>(
             Sent::Full => break,
             Sent::Failed(_) => {
                 conn.on_reset();
-                core.step_sent(link.id);
+                core.step(link.id);
                 return conn_of(core, link.id).map(|conn| (conn.phase(), true));
             }
         }
-        core.step_sent(link.id);
+        core.step(link.id);
         conn = conn_of(core, link.id)?;
     }
     Some((conn.phase(), has_sent))

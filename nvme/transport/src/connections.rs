@@ -33,13 +33,13 @@ pub trait Connections {
     fn peer(&self, id: ConnectionId) -> Option<&Peer>;
 
     /// Handles the connection's events and adds it to the list of connections that may have replies to send.
-    fn step(&mut self, id: ConnectionId);
+    fn step_deferred(&mut self, id: ConnectionId);
 
     /// Handles the connection's events without adding it to the list of connections that may have replies to
     /// send: the calling shell sends the replies itself.
-    fn step_sent(&mut self, id: ConnectionId);
+    fn step(&mut self, id: ConnectionId);
 
-    /// Returns true if the last [`Connections::step`] gave commands to a disk that have not ended, and no
+    /// Returns true if the last [`Connections::step_deferred`] gave commands to a disk that have not ended, and no
     /// other command of the connection has ended at a disk since. Replies that became ready since are then
     /// those to commands that ended without a disk.
     fn has_submitted(&self, id: ConnectionId) -> bool;

@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_in_use_until_its_last_buffer_is_dropped_and_watched_until_the_last_registration_is() {
+    fn memory_is_in_use_until_its_last_buffer_is_dropped_and_watched_until_deregistered() {
         let disk = FrameStore::new(1 << 20, 1 << 20, Pages::Base, false).expect("memory");
         let (area, watch) = (disk.area(), disk.memory_watch());
         let core = disk.core();

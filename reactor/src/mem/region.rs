@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_of_pages_is_no_larger_than_they_and_comes_from_the_node_that_is_preferred() {
+    fn a_region_of_base_pages_is_rounded_up_to_a_page_and_prefers_its_numa_node() {
         let region = Region::map_pages(5000).expect("maps");
         assert_eq!(region.bytes() % page_bytes(), 0);
         assert!(region.bytes() < 5000 + page_bytes());

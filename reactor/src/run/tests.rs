@@ -20,7 +20,7 @@ struct Told {
     until: usize,
 }
 
-impl Shared for Told {
+impl CoreShared for Told {
     fn begin_turn(&mut self, _now: Nanos, _wall_ms: u64) {
         self.turns += 1;
     }
@@ -152,7 +152,7 @@ fn a_descriptor_is_told_to_who_watches_it_by_the_key_that_he_gave_it() {
 }
 
 #[test]
-fn while_a_poller_looks_for_itself_descriptors_are_looked_at_all_the_same_but_not_in_every_turn() {
+fn descriptors_are_polled_but_not_in_every_turn_while_a_poller_is_active() {
     let mut reactor = alone(Idle::Spin);
     let waker = Waker::new().expect("a waker");
     reactor.watcher(1).add(&waker, 5, Interest::READ).expect("watched");
@@ -210,7 +210,7 @@ fn a_core_that_sleeps_wakes_by_a_message_and_by_a_descriptor() {
 }
 
 #[test]
-fn a_core_sleeps_neither_while_a_poller_is_busy_nor_when_one_has_something_at_the_last_moment() {
+fn a_core_does_not_sleep_while_a_poller_is_busy_or_finds_work_in_the_last_check() {
     // Only a core that sleeps polls descriptors between two turns.
     let run = |fake: Fake| {
         let mut reactor = alone(Idle::SleepAfter(Nanos::ZERO));

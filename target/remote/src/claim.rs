@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_has_left_writes_behind_keeps_its_namespace_at_every_address_until_they_are_over() {
+    fn a_dropped_claim_with_writes_left_holds_at_every_address_until_they_are_over() {
         let mut first = claim(&namespace(3, 10), 1).expect("it is free");
         first.until = Some(Clock::now() + Nanos::from_secs(1000));
         drop(first);

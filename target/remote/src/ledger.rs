@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_with_an_association_that_is_known_to_be_over_was_executed_or_never_is() {
+    fn a_write_lost_with_an_association_already_over_is_over_once_resolved() {
         let mut ledger = ledger();
         ledger.end(3);
         let id = ledger.record_lost(None, range(0, 1), 3, AT);
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_core_that_has_a_queue_of_the_lost_association_keeps_all_waiting_until_it_has_left() {
+    fn all_cores_have_left_only_when_none_has_a_queue_of_the_lost_association() {
         let mut ledger = Ledger::default();
         let (one, other) = (ledger.open(), ledger.open());
         ledger.set_queue(one, 1);

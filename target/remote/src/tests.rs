@@ -320,7 +320,7 @@ impl World {
 }
 
 #[test]
-fn a_core_sends_nothing_newer_before_the_lost_write_of_another_is_answered_and_fenced() {
+fn newer_commands_of_other_cores_wait_until_a_lost_write_is_answered_and_fenced() {
     let mut world = World::new(2);
     world.write(0, 1, 8);
     world.lose(1);
@@ -385,7 +385,7 @@ fn a_far_target_that_says_nothing_has_ended_an_association_after_its_time() {
 }
 
 #[test]
-fn a_command_fails_in_time_and_its_blocks_take_no_other_write_until_its_completion_comes() {
+fn a_write_fails_at_its_timeout_and_its_range_takes_no_other_until_its_completion() {
     let mut world = World::new(2);
     world.write(0, 1, 8);
     let may_change =
@@ -450,7 +450,7 @@ fn time_counts_from_submission_across_reconnects() {
 }
 
 #[test]
-fn a_newer_command_that_goes_on_in_pieces_does_not_hide_that_an_older_ones_time_is_over() {
+fn a_newer_command_in_pieces_does_not_hide_the_timeout_of_an_older_one() {
     let mut world = World::new(1);
     script(|script| script.bytes_max = Some(128 << 10));
     // As many as the queue takes, and one that waits for room.
@@ -473,7 +473,7 @@ fn a_newer_command_that_goes_on_in_pieces_does_not_hide_that_an_older_ones_time_
 }
 
 #[test]
-fn a_write_of_a_gone_host_counts_until_its_first_try_is_over_also_when_it_was_answered_again() {
+fn a_resent_write_of_a_gone_host_stays_in_flight_until_its_first_try_is_fenced() {
     let mut world = World::new(1);
     world.write(0, 1, 8);
     world.lose(1);
@@ -503,7 +503,7 @@ fn a_command_that_is_never_answered_ends_the_association_in_the_end() {
 }
 
 #[test]
-fn a_lost_write_of_a_host_that_is_gone_is_not_sent_again_and_counts_until_it_is_over() {
+fn a_lost_write_of_a_gone_host_is_not_resent_and_stays_in_flight_until_fenced() {
     let mut world = World::new(1);
     let owner = Token(0).owner();
     world.write(0, 1, 8);

@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reported_warning_masks_the_others_of_its_type_and_reading_the_log_clears_them_all() {
+    fn a_reported_warning_masks_its_event_type_and_a_log_read_clears_all_of_the_type() {
         let mut events = Events::new(ALL);
         assert!((0..4).all(|_| events.park()));
         events.raise(Kind::Spare);

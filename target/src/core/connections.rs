@@ -46,13 +46,13 @@ impl<T: Transport> Connections for TargetCore<T> {
     }
 
     #[inline]
-    fn step(&mut self, id: ConnectionId) {
+    fn step_deferred(&mut self, id: ConnectionId) {
         self.with_qpair(id, |qpair, env| qpair.step(id, env));
         self.deliver_own();
     }
 
     #[inline]
-    fn step_sent(&mut self, id: ConnectionId) {
+    fn step(&mut self, id: ConnectionId) {
         self.run_qpair(id, false, |qpair, env| qpair.step(id, env));
         self.deliver_own();
     }

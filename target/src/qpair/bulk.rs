@@ -161,7 +161,7 @@ impl<T: Transport> Qpair<T> {
 
     /// Handles the end of the fetch of a piece: the piece is ready for the disk, or the error in `result`
     /// becomes the abort status.
-    pub(super) fn step_fetched_part(
+    pub(super) fn on_fetched_part(
         &mut self,
         id: ConnectionId,
         env: &mut Env,
@@ -191,7 +191,7 @@ impl<T: Transport> Qpair<T> {
     }
 
     /// Keeps the buffer of a sent piece for the next piece; frees it if the reply was queued meanwhile.
-    pub(super) fn step_sent_part(&mut self, id: ConnectionId, env: &mut Env, slot: RequestId, buf: Buf) {
+    pub(super) fn on_sent_part(&mut self, id: ConnectionId, env: &mut Env, slot: RequestId, buf: Buf) {
         let Some(request) = self.requests.get_mut(slot) else { return };
         request.pieces.on_wire -= 1;
         if request.state == RequestState::Bulk {

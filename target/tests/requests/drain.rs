@@ -34,7 +34,7 @@ fn idle_queues_end_at_once_and_no_connection_is_taken_any_more() {
 }
 
 #[test]
-fn commands_in_flight_are_answered_before_their_queue_ends_and_the_admin_queue_ends_last() {
+fn a_shutdown_answers_commands_then_closes_io_queues_then_the_admin_queue() {
     // Once the admin queue, which is idle most of the time, took its I/O queues along with what they had in
     // flight.
     for cores in [1, 2] {
@@ -146,7 +146,7 @@ fn data_behind_a_command_that_is_not_taken_any_more_still_arrives() {
     batch.extend(CapsuleCmd::new(sqe, 0, Extent::new(72, 512, false, false, 0)).as_bytes());
     batch.extend(&[7; 512]);
     core.transport(io_link.id).expect("open").load(batch);
-    core.step(io_link.id);
+    core.step_deferred(io_link.id);
     core.transport(io_link.id).expect("open").unload();
     for _ in 0..3 {
         io_link.turn(core, &mut on_event);

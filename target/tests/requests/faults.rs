@@ -82,7 +82,7 @@ fn every_failure_of_a_disk_has_its_status_whether_it_comes_at_once_or_later() {
 }
 
 #[test]
-fn media_errors_are_counted_and_every_failure_but_a_difference_is_noted_with_its_block() {
+fn media_errors_are_counted_and_each_error_but_compare_failure_is_noted_with_lba() {
     for (error, status, _) in MEANINGS {
         let (disk, control) = FaultDisk::new(pool_disk(512), 1);
         control.set(Fault::Error, OpKind::Read, 1_000_000);

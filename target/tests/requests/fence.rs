@@ -126,7 +126,7 @@ fn without_anything_before_it_is_answered_at_once() {
 }
 
 #[test]
-fn a_former_controller_with_a_write_at_a_disk_is_ended_and_waited_for_and_what_it_had_not_begun_never_is() {
+fn end_former_closes_queues_waits_for_writes_at_the_disk_and_drops_the_others() {
     for cores in [1, 2, 3] {
         let mut it = fixture(cores);
         // Arrived, and not begun: its data is not here.

@@ -150,7 +150,7 @@ fn a_first_half_followed_by_anything_but_its_second_misses_it() {
 }
 
 #[test]
-fn a_first_half_whose_second_does_not_come_gives_its_memory_back_and_the_queue_goes_on() {
+fn a_lone_fused_first_half_times_out_frees_its_memory_and_the_queue_goes_on() {
     // Once it kept its buffers for as long as its host was connected, and others waited as long.
     let zones = vec![(4096, 2)];
     let mut rig = Rig::new(Setup { zones, ..Setup::small(vec![pool_disk(512), pool_disk(512)]) });

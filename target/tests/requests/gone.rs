@@ -79,7 +79,7 @@ impl Fixture {
 }
 
 #[test]
-fn a_write_of_a_connection_that_was_cut_does_not_land_over_what_the_host_writes_when_it_is_back() {
+fn a_write_of_a_lost_connection_does_not_land_over_writes_after_the_reconnect() {
     for cores in [1, 2] {
         for is_admin_first in [false, true] {
             let mut it = fixture(cores);

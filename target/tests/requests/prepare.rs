@@ -99,7 +99,7 @@ impl DiskChannel for SayingChannel {
 }
 
 #[test]
-fn a_read_is_answered_whatever_its_disk_says_and_the_disk_is_asked_again_only_where_it_said_wait() {
+fn a_read_is_answered_for_each_prepare_result_and_only_wait_repeats_prepare() {
     use Says::{Fill, Pool, Wait};
     for says in [&[][..], &[Fill], &[Pool], &[Wait], &[Wait, Wait, Fill], &[Wait, Pool]] {
         let mut rig = Rig::new(Setup::small(vec![Arc::new(Saying(ram_disk(512)))]));

@@ -267,7 +267,7 @@ fn the_fifth_event_request_is_one_too_many() {
 }
 
 #[test]
-fn a_shutdown_or_a_reset_forgets_event_requests_without_an_answer_and_others_may_follow() {
+fn a_shutdown_or_reset_drops_parked_aers_without_an_answer_and_new_ones_may_follow() {
     // SPDK's initiator has forgotten them when it says CC.SHN: an answer to one fails its detach.
     const CC_SHUTDOWN: u64 = CC_ENABLED | 1 << 14;
     for cc in [CC_SHUTDOWN, CC_DISABLED] {

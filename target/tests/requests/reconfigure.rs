@@ -102,7 +102,7 @@ fn a_namespace_is_shown_only_when_every_core_has_its_disk() {
 }
 
 #[test]
-fn a_listener_that_is_new_takes_hosts_at_once_and_one_that_goes_lets_those_finish_that_it_has() {
+fn a_new_listener_accepts_at_once_and_a_removed_one_accepts_only_io_queues() {
     let mut rig = Rig::new(Setup { cores: 2, ..Setup::small(vec![pool_disk(512)]) });
     let (_admin, cntlid) = rig.admin(0, 0);
     rig.setup.listeners = vec![false, true];
@@ -233,7 +233,7 @@ fn a_disk_that_shrinks_or_grows_moves_the_end_of_its_namespace() {
 }
 
 #[test]
-fn a_host_that_is_no_longer_allowed_loses_its_queues_on_all_cores_and_others_keep_theirs() {
+fn a_host_no_longer_allowed_loses_its_queues_on_all_cores_and_others_keep_theirs() {
     const OTHER: &str = "nqn.2026-01.io.spindle:other";
     for cores in [1, 2] {
         let mut rig = Rig::new(Setup { cores, ..Setup::small(vec![pool_disk(512)]) });
@@ -284,7 +284,7 @@ impl Disk for Locked {
 }
 
 #[test]
-fn a_disk_that_does_not_open_makes_its_namespace_not_ready_and_keeps_no_other_from_opening() {
+fn a_disk_that_fails_to_open_makes_its_namespace_not_ready_and_others_still_open() {
     // Once the disks behind it in the list were not opened either.
     let mut rig = Rig::new(Setup::small(vec![pool_disk(512)]));
     let host = rig.host();

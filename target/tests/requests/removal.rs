@@ -100,7 +100,7 @@ fn a_file_that_is_removed_under_load_answers_everything() {
 }
 
 #[test]
-fn a_command_that_waits_ends_with_its_disk_and_does_not_reach_the_one_that_gets_the_slot() {
+fn a_waiting_command_ends_with_its_disk_and_does_not_reach_the_new_disk_in_its_slot() {
     for disk in [pool_disk(512), ram_disk(512), ram_disk(4096), able_disk(512)] {
         let block = usize::try_from(disk.geometry().block_bytes).expect("small");
         let zones = vec![(4096, 2)];
@@ -140,7 +140,7 @@ fn a_command_that_waits_ends_with_its_disk_and_does_not_reach_the_one_that_gets_
 }
 
 #[test]
-fn a_core_keeps_a_disk_until_it_has_the_newer_configuration_and_no_command_at_the_disk() {
+fn a_core_keeps_a_removed_disk_until_it_has_the_new_snapshot_and_no_command_there() {
     let (disk, control) = FaultDisk::new(pool_disk(512), 1);
     let mut rig = Rig::new(Setup { cores: 2, ..Setup::small(vec![pool_disk(512), disk]) });
     let host = rig.host();

@@ -27,7 +27,7 @@ fn rig(connections: usize) -> Rig {
 /// As over TCP: it is gone at once.
 fn end_at_once(core: &mut TargetCore<Line>, id: ConnectionId) {
     core.transport(id).expect("it is there").hang_up();
-    core.step(id);
+    core.step_deferred(id);
 }
 
 fn none_ends(_: &mut TargetCore<Line>, id: ConnectionId) {

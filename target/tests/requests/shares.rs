@@ -316,7 +316,7 @@ fn large(cid: u16) -> Sqe {
 }
 
 #[test]
-fn a_host_that_keeps_back_the_data_of_its_writes_leaves_others_a_share_of_a_ram_disks_memory() {
+fn a_host_that_withholds_write_data_leaves_others_a_share_of_ram_disk_memory() {
     // It took all of the slack once, and every other writer of every core waited for it.
     for cores in [1, 2] {
         let (mut rig, bad, good) = two_hosts_on_ram(4 << 20, cores);
@@ -347,7 +347,7 @@ fn a_host_that_keeps_back_the_data_of_its_writes_leaves_others_a_share_of_a_ram_
 }
 
 #[test]
-fn a_host_that_does_not_read_its_answers_goes_when_others_wait_for_the_memory_that_they_pin() {
+fn a_host_that_reads_no_replies_is_closed_when_others_wait_for_memory_it_pins() {
     for cores in [1, 2] {
         let (mut rig, bad, good) = two_hosts_on_ram(256 << 10, cores);
         let is_starved = |rig: &mut Rig, good: &Queue, cid: u16| {
@@ -390,7 +390,7 @@ fn a_host_that_does_not_read_its_answers_goes_when_others_wait_for_the_memory_th
 }
 
 #[test]
-fn a_host_that_does_not_read_large_answers_leaves_others_a_share_of_a_ram_disks_memory() {
+fn a_host_that_reads_no_large_replies_leaves_others_a_share_of_ram_disk_memory() {
     for cores in [1, 2] {
         let (mut rig, bad, good) = two_hosts_on_ram(4 << 20, cores);
         for round in 0..100_u16 {

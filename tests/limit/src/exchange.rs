@@ -13,16 +13,16 @@ use spindle_reactor::mem::{Pages, Region};
 use crate::poll_loop::PollLoop;
 use crate::requester::{Outcome, Requester};
 use crate::server::Server;
-use crate::{LimitError, Plan, pin};
+use crate::{LimitError, LoadSpec, pin};
 use spindle_app_bench::report::{PROGRESS_PERIOD, Progress};
 
 /// Runs the exchange. If both ends fail, the error is the server's.
-pub(super) fn run(plan: &Plan, mut progress: Progress) -> Result<Outcome, LimitError> {
-    let (serving, requesting) = connect(plan)?;
+pub(super) fn run(spec: &LoadSpec, mut progress: Progress) -> Result<Outcome, LimitError> {
+    let (serving, requesting) = connect(spec)?;
     let done = AtomicU64::new(0);
     let outcome = thread::scope(|scope| {
         let (ready, is_ready) = mpsc::channel();
-        let server = scope.spawn(move || serve(plan, serving, &ready));
+        let server = scope.spawn(move || serve(spec, serving, &ready));
         let mut outcome = Ok(None);
         if is_ready.recv().is_ok() {
             let (end, ended) = mpsc::channel();
@@ -31,11 +31,11 @@ pub(super) fn run(plan: &Plan, mut progress: Progress) -> Result<Outcome, LimitE
             // The thread owns the sender: if it panics, the channel disconnects.
             scope.spawn(move || {
                 // Fails only after a panic of the main thread.
-                let _ = end.send(request(plan, requesting, done));
+                let _ = end.send(request(spec, requesting, done));
             });
             outcome = loop {
                 match ended.recv_timeout(if progress.is_hidden() {
-                    plan.expected_duration()
+                    spec.expected_duration()
                 } else {
                     PROGRESS_PERIOD
                 }) {
@@ -58,37 +58,41 @@ pub(super) fn run(plan: &Plan, mut progress: Progress) -> Result<Outcome, LimitE
     })
 }
 
-fn serve(plan: &Plan, sockets: Vec<TcpStream>, ready: &mpsc::Sender<()>) -> Result<(), LimitError> {
-    if let Some(cores) = plan.cores {
+fn serve(spec: &LoadSpec, sockets: Vec<TcpStream>, ready: &mpsc::Sender<()>) -> Result<(), LimitError> {
+    if let Some(cores) = spec.cores {
         pin(cores.0);
     }
-    let mut region = Region::map(plan.span_bytes, Pages::Transparent)?;
-    let span = &mut region.as_mut_slice()[..plan.span_bytes];
+    let mut region = Region::map(spec.span_bytes, Pages::Transparent)?;
+    let span = &mut region.as_mut_slice()[..spec.span_bytes];
     // The span is written, as untouched pages would all map the kernel's zero page.
     span.fill(0xa5);
-    let server = Server::new(plan, span);
-    let end = PollLoop::new(server, sockets, plan.block_bytes)?;
+    let server = Server::new(spec, span);
+    let end = PollLoop::new(server, sockets, spec.block_bytes)?;
     // Fails only after a panic of the main thread.
     let _ = ready.send(());
     end.run().map(drop)
 }
 
-fn request(plan: &Plan, sockets: Vec<TcpStream>, done: &AtomicU64) -> Result<Option<Outcome>, LimitError> {
-    if let Some(cores) = plan.cores {
+fn request(
+    spec: &LoadSpec,
+    sockets: Vec<TcpStream>,
+    done: &AtomicU64,
+) -> Result<Option<Outcome>, LimitError> {
+    if let Some(cores) = spec.cores {
         pin(cores.1);
     }
-    Ok(PollLoop::new(Requester::new(plan, done), sockets, plan.block_bytes)?.run()?.outcome())
+    Ok(PollLoop::new(Requester::new(spec, done), sockets, spec.block_bytes)?.run()?.outcome())
 }
 
-/// Makes `plan.connections` loopback connections. Returns the server's and the requester's sockets, in the
+/// Makes `spec.connections` loopback connections. Returns the server's and the requester's sockets, in the
 /// same order.
-pub(super) fn connect(plan: &Plan) -> Result<(Vec<TcpStream>, Vec<TcpStream>), LimitError> {
+pub(super) fn connect(spec: &LoadSpec) -> Result<(Vec<TcpStream>, Vec<TcpStream>), LimitError> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
         .map_err(LimitError::socket("cannot listen on 127.0.0.1"))?;
     let (mut serving, mut requesting) = (Vec::new(), Vec::new());
-    for _ in 0..plan.connections {
-        let (server_socket, requester_socket) = connect_pair(&listener, plan.congestion.as_deref())?;
-        set_buffers(&server_socket, plan.socket_buffer_bytes)?;
+    for _ in 0..spec.connections {
+        let (server_socket, requester_socket) = connect_pair(&listener, spec.congestion.as_deref())?;
+        set_buffers(&server_socket, spec.socket_buffer_bytes)?;
         serving.push(server_socket);
         requesting.push(requester_socket);
     }
@@ -142,9 +146,9 @@ fn set_buffers(socket: &TcpStream, bytes: usize) -> Result<(), LimitError> {
 
 /// A short run on unpinned threads.
 #[cfg(test)]
-pub(super) fn small_plan(access: spindle_app_bench::access::Access) -> Plan {
+pub(super) fn small_spec(access: spindle_app_bench::access::Access) -> LoadSpec {
     use std::time::Duration;
-    Plan {
+    LoadSpec {
         access,
         reads_percent: access.reads_percent(50),
         block_bytes: 4096,
@@ -169,32 +173,32 @@ mod tests {
     use super::*;
     use spindle_app_bench::access::Access;
 
-    fn run_hidden(plan: &Plan) -> Result<Outcome, LimitError> {
-        run(plan, Progress::new("test", plan.measured, 4096, true))
+    fn run_hidden(spec: &LoadSpec) -> Result<Outcome, LimitError> {
+        run(spec, Progress::new("test", spec.measured, 4096, true))
     }
 
     #[test]
     fn every_access_runs_and_measures_each_request_once() {
         for access in Access::value_variants() {
-            let plan = small_plan(*access);
-            for plan in [
-                plan.clone(),
-                Plan { depth: 1, ..plan.clone() },
-                Plan { depth: 40, connections: 5, ..plan.clone() },
-                Plan { inline_bytes_max: 0, ..plan.clone() },
-                Plan { socket_buffer_bytes: 64 << 10, block_bytes: 1 << 20, ..plan.clone() },
-                Plan { block_bytes: 128 << 10, ..plan.clone() },
-                Plan { block_bytes: 777, depth: 1500, ..plan },
+            let spec = small_spec(*access);
+            for spec in [
+                spec.clone(),
+                LoadSpec { depth: 1, ..spec.clone() },
+                LoadSpec { depth: 40, connections: 5, ..spec.clone() },
+                LoadSpec { inline_bytes_max: 0, ..spec.clone() },
+                LoadSpec { socket_buffer_bytes: 64 << 10, block_bytes: 1 << 20, ..spec.clone() },
+                LoadSpec { block_bytes: 128 << 10, ..spec.clone() },
+                LoadSpec { block_bytes: 777, depth: 1500, ..spec },
             ] {
                 // Longer where a busy machine has let no request end in the time.
                 let has_ended = [20, 200, 2000].into_iter().any(|ms| {
-                    let plan = Plan { measured: Duration::from_millis(ms), ..plan.clone() };
-                    let outcome = run_hidden(&plan).expect("runs");
-                    assert_eq!(outcome.latency.count(), outcome.operations, "{plan:?}");
-                    assert!(outcome.elapsed >= plan.measured, "{plan:?}");
+                    let spec = LoadSpec { measured: Duration::from_millis(ms), ..spec.clone() };
+                    let outcome = run_hidden(&spec).expect("runs");
+                    assert_eq!(outcome.latency.count(), outcome.operations, "{spec:?}");
+                    assert!(outcome.elapsed >= spec.measured, "{spec:?}");
                     outcome.operations > 0
                 });
-                assert!(has_ended, "{plan:?}");
+                assert!(has_ended, "{spec:?}");
             }
         }
     }
@@ -203,8 +207,8 @@ mod tests {
     fn the_serving_end_alone_has_the_buffers_that_were_asked_for() {
         use rustix::net::sockopt::socket_send_buffer_size;
         let connect = |socket_buffer_bytes| {
-            let plan = Plan { socket_buffer_bytes, ..small_plan(Access::Read) };
-            let (serving, requesting) = connect(&plan).expect("connects");
+            let spec = LoadSpec { socket_buffer_bytes, ..small_spec(Access::Read) };
+            let (serving, requesting) = connect(&spec).expect("connects");
             [&serving[0], &requesting[0]].map(|socket| socket_send_buffer_size(socket).expect("its size"))
         };
         let (own, set) = (connect(0), connect(20 << 10));
@@ -214,14 +218,14 @@ mod tests {
 
     #[test]
     fn a_congestion_control_that_there_is_not_is_refused() {
-        let plan = Plan { congestion: Some("pigeon".to_owned()), ..small_plan(Access::Read) };
-        let error = run_hidden(&plan).expect_err("no such control").to_string();
+        let spec = LoadSpec { congestion: Some("pigeon".to_owned()), ..small_spec(Access::Read) };
+        let error = run_hidden(&spec).expect_err("no such control").to_string();
         assert!(error.contains("--congestion"), "{error}");
     }
 
     #[test]
     fn a_span_that_no_machine_has_is_an_error_and_no_hang() {
-        let plan = Plan { span_bytes: 1 << 60, ..small_plan(Access::RandRead) };
-        assert!(matches!(run_hidden(&plan), Err(LimitError::Span(_))));
+        let spec = LoadSpec { span_bytes: 1 << 60, ..small_spec(Access::RandRead) };
+        assert!(matches!(run_hidden(&spec), Err(LimitError::Span(_))));
     }
 }

@@ -55,7 +55,7 @@ const CPU_SHARE_MIN: f64 = 0.97;
 
 /// Checked options of a run.
 #[derive(Debug, Clone)]
-pub(crate) struct Plan {
+pub(crate) struct LoadSpec {
     /// Access pattern of the requests, and order in which the server uses the blocks of its span.
     access: Access,
     /// Share of reads in per cent.
@@ -126,11 +126,11 @@ fn main() -> ExitCode {
 
 /// Measures the exchange and prints the result.
 fn run(args: &LimitArgs) -> Result<(), LimitError> {
-    let plan = Plan::new(args)?;
+    let spec = LoadSpec::new(args)?;
     let title = format!("limit {} {}", args.load.rw, args.load.bs);
-    let total = plan.warm_up + plan.measured;
+    let total = spec.warm_up + spec.measured;
     let progress = Progress::new(&title, total, args.load.bs.get(), args.output.json);
-    let result = measure(&plan, progress)?;
+    let result = measure(&spec, progress)?;
     show(args, &result)
 }
 
@@ -149,27 +149,27 @@ fn run_line(args: &LineArgs) -> Result<(), LimitError> {
     Ok(())
 }
 
-fn measure(plan: &Plan, progress: Progress) -> Result<BenchResult, LimitError> {
-    let before = cache_line::round_trip_ns(plan.cores);
-    let outcome = exchange::run(plan, progress)?;
+fn measure(spec: &LoadSpec, progress: Progress) -> Result<BenchResult, LimitError> {
+    let before = cache_line::round_trip_ns(spec.cores);
+    let outcome = exchange::run(spec, progress)?;
     // The hypervisor may have moved a virtual core during the run: the longer round trip is reported.
-    let after = cache_line::round_trip_ns(plan.cores);
+    let after = cache_line::round_trip_ns(spec.cores);
     Ok(BenchResult {
         run: Run {
             tool: "spindle-limit",
             address: None,
             nqn: None,
-            rw: plan.access,
-            mix: (plan.access == Access::RandRw).then_some(plan.reads_percent),
+            rw: spec.access,
+            mix: (spec.access == Access::RandRw).then_some(spec.reads_percent),
             zipf: None,
-            bs: Bytes::from_len(plan.block_bytes),
-            qd: plan.depth,
-            queues: plan.connections,
-            span: Some(Bytes::from_len(plan.span_bytes)),
-            seconds: plan.measured.as_secs_f64(),
-            cores: plan.cores.map_or(Vec::new(), |CorePair(server, requester)| vec![server, requester]),
+            bs: Bytes::from_len(spec.block_bytes),
+            qd: spec.depth,
+            queues: spec.connections,
+            span: Some(Bytes::from_len(spec.span_bytes)),
+            seconds: spec.measured.as_secs_f64(),
+            cores: spec.cores.map_or(Vec::new(), |CorePair(server, requester)| vec![server, requester]),
             verify: None,
-            congestion: plan.congestion.clone(),
+            congestion: spec.congestion.clone(),
         },
         elapsed: outcome.elapsed,
         operations: outcome.operations,
@@ -203,8 +203,8 @@ fn show(args: &LimitArgs, result: &BenchResult) -> Result<(), LimitError> {
     Ok(())
 }
 
-impl Plan {
-    fn new(args: &LimitArgs) -> Result<Plan, LimitError> {
+impl LoadSpec {
+    fn new(args: &LimitArgs) -> Result<LoadSpec, LimitError> {
         let load = &args.load;
         if load.bs.get() == 0 || load.bs > BLOCK_MAX {
             let rule = format!("a block is 1 B to {BLOCK_MAX}");
@@ -226,7 +226,7 @@ impl Plan {
             let value = args.socket_buffer.to_string();
             return Err(LimitError::Size { option: "--socket-buffer", value, rule });
         }
-        Ok(Plan {
+        Ok(LoadSpec {
             access: load.rw,
             reads_percent: load.rw.reads_percent(load.mix),
             block_bytes: load.bs.as_len(),
@@ -286,8 +286,8 @@ mod tests {
 
     #[test]
     fn depth_is_shared_out_to_the_last_request() {
-        let plan = Plan { depth: 10, connections: 4, ..exchange::small_plan(Access::RandRead) };
-        let depths: Vec<usize> = (0..4).map(|index| plan.depth_of(index)).collect();
+        let spec = LoadSpec { depth: 10, connections: 4, ..exchange::small_spec(Access::RandRead) };
+        let depths: Vec<usize> = (0..4).map(|index| spec.depth_of(index)).collect();
         assert_eq!(depths, [3, 3, 2, 2]);
     }
 
@@ -299,9 +299,9 @@ mod tests {
 
     #[test]
     fn a_result_says_what_was_run() {
-        let plan = exchange::small_plan(Access::RandRw);
-        let progress = Progress::new("test", plan.measured, 4096, true);
-        let result = measure(&plan, progress).expect("runs");
+        let spec = exchange::small_spec(Access::RandRw);
+        let progress = Progress::new("test", spec.measured, 4096, true);
+        let result = measure(&spec, progress).expect("runs");
         assert_eq!(result.latency.count(), result.operations);
         let json = report::json::render(&result).expect("renders");
         assert_eq!(json["run"]["tool"], "spindle-limit");

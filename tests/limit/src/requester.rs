@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::Plan;
+use crate::LoadSpec;
 use crate::message::{Kind, Piece};
 use crate::outbox::{Outbox, PreparedMessages};
 use crate::poll_loop::Role;
@@ -126,33 +126,33 @@ struct Batches {
 
 impl<'shared> Requester<'shared> {
     /// Creates the requesting end. The warm-up starts with this call.
-    pub(super) fn new(plan: &Plan, done: &'shared AtomicU64) -> Requester<'shared> {
+    pub(super) fn new(spec: &LoadSpec, done: &'shared AtomicU64) -> Requester<'shared> {
         let write =
-            if plan.block_bytes <= plan.inline_bytes_max { Kind::WriteInline } else { Kind::WriteAnnounced };
+            if spec.block_bytes <= spec.inline_bytes_max { Kind::WriteInline } else { Kind::WriteAnnounced };
         let mut kinds = Vec::new();
-        if plan.reads_percent > 0 {
+        if spec.reads_percent > 0 {
             kinds.push(Kind::Read);
         }
-        if plan.reads_percent < 100 {
+        if spec.reads_percent < 100 {
             kinds.push(write);
         }
         if kinds.contains(&Kind::WriteAnnounced) {
             kinds.push(Kind::WriteData);
         }
         let in_flight = |link| InFlight {
-            credits: plan.depth_of(link),
+            credits: spec.depth_of(link),
             reads: Batches::default(),
             writes: Batches::default(),
         };
         Requester {
-            prepared: PreparedMessages::new(&kinds, plan.depth, plan.block_bytes),
-            links: (0..plan.connections).map(in_flight).collect(),
-            reads_percent: usize::from(plan.reads_percent),
+            prepared: PreparedMessages::new(&kinds, spec.depth, spec.block_bytes),
+            links: (0..spec.connections).map(in_flight).collect(),
+            reads_percent: usize::from(spec.reads_percent),
             write,
             random: Random::new(1),
             started: Instant::now(),
-            warm_up: nanoseconds(plan.warm_up),
-            measured: nanoseconds(plan.measured),
+            warm_up: nanoseconds(spec.warm_up),
+            measured: nanoseconds(spec.measured),
             measured_from: None,
             measured_to: 0,
             cpu: Duration::ZERO,
@@ -161,9 +161,9 @@ impl<'shared> Requester<'shared> {
             latency: Latencies::new(),
             done,
             read_buffers: ReadBuffers::new(
-                if plan.reads_percent > 0 { plan.depth } else { 1 },
-                plan.block_bytes,
-                plan.connections,
+                if spec.reads_percent > 0 { spec.depth } else { 1 },
+                spec.block_bytes,
+                spec.connections,
             ),
         }
     }

@@ -1,6 +1,6 @@
 //! The serving end: sends blocks of the span for reads, and receives data into the span for writes.
 
-use crate::Plan;
+use crate::LoadSpec;
 use crate::message::{Kind, Piece};
 use crate::outbox::{Outbox, PreparedMessages};
 use crate::poll_loop::Role;
@@ -22,18 +22,18 @@ pub(super) struct Server<'span> {
 }
 
 impl<'span> Server<'span> {
-    pub(super) fn new(plan: &Plan, span: &'span mut [u8]) -> Server<'span> {
-        let blocks = span.len() / plan.block_bytes;
+    pub(super) fn new(spec: &LoadSpec, span: &'span mut [u8]) -> Server<'span> {
+        let blocks = span.len() / spec.block_bytes;
         Server {
             span,
-            picker: Picker::new(plan.access.is_random(), blocks),
-            block_bytes: plan.block_bytes,
+            picker: Picker::new(spec.access.is_random(), blocks),
+            block_bytes: spec.block_bytes,
             prepared: PreparedMessages::new(
                 &[Kind::ReadyToTransfer, Kind::Done],
                 PREPARED_SLOTS,
-                plan.block_bytes,
+                spec.block_bytes,
             ),
-            offsets: vec![0; plan.connections],
+            offsets: vec![0; spec.connections],
         }
     }
 }
@@ -121,20 +121,20 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::exchange::{connect, small_plan};
+    use crate::exchange::{connect, small_spec};
     use crate::message::{HEAD_BYTES, REQUEST_BYTES};
     use crate::poll_loop::PollLoop;
     use spindle_app_bench::access::Access;
 
     /// Sends `bytes` in parts of `step` to a server whose span has block n filled with n. Returns the answer
     /// of `expected` bytes, and the span after it.
-    fn answers(plan: &Plan, bytes: &[u8], step: usize, expected: usize) -> (Vec<u8>, Vec<u8>) {
-        let mut span: Vec<u8> = (0..8u8).flat_map(|block| vec![block; plan.block_bytes]).collect();
-        let (serving, mut requesting) = connect(plan).expect("connects");
+    fn answers(spec: &LoadSpec, bytes: &[u8], step: usize, expected: usize) -> (Vec<u8>, Vec<u8>) {
+        let mut span: Vec<u8> = (0..8u8).flat_map(|block| vec![block; spec.block_bytes]).collect();
+        let (serving, mut requesting) = connect(spec).expect("connects");
         let mut answer = vec![0; expected];
         thread::scope(|scope| {
-            let server = Server::new(plan, &mut span);
-            let block_bytes = plan.block_bytes;
+            let server = Server::new(spec, &mut span);
+            let block_bytes = spec.block_bytes;
             scope.spawn(move || {
                 PollLoop::new(server, serving, block_bytes).and_then(PollLoop::run).map(drop).expect("serves")
             });
@@ -159,10 +159,10 @@ mod tests {
 
     #[test]
     fn reads_are_answered_with_whole_blocks_of_the_span() {
-        let block = small_plan(Access::Read).block_bytes;
+        let block = small_spec(Access::Read).block_bytes;
         let requests = request(Kind::Read, &[]).repeat(10);
         for step in [1, 71, 72, 73, 200, usize::MAX] {
-            let (answer, _) = answers(&small_plan(Access::Read), &requests, step, 10 * (HEAD_BYTES + block));
+            let (answer, _) = answers(&small_spec(Access::Read), &requests, step, 10 * (HEAD_BYTES + block));
             for (index, reply) in answer.chunks(HEAD_BYTES + block).enumerate() {
                 assert_eq!(reply[0], Kind::ReadReply.first_byte());
                 let block_of_span = u8::try_from(index % 8).expect("small");
@@ -176,14 +176,14 @@ mod tests {
 
     #[test]
     fn writes_land_in_the_span_whole_and_in_order() {
-        let block = small_plan(Access::Write).block_bytes;
+        let block = small_spec(Access::Write).block_bytes;
         let payload = |value: u8| {
             (0..block).map(|at| u8::try_from(at % 7).expect("small") + value).collect::<Vec<u8>>()
         };
         let mut requests = request(Kind::WriteInline, &payload(100));
         requests.extend(request(Kind::WriteInline, &payload(120)));
         for step in [1, 71, 73, 4096, usize::MAX] {
-            let (answer, span) = answers(&small_plan(Access::Write), &requests, step, 2 * HEAD_BYTES);
+            let (answer, span) = answers(&small_spec(Access::Write), &requests, step, 2 * HEAD_BYTES);
             assert!(answer.chunks(HEAD_BYTES).all(|reply| reply[0] == Kind::Done.first_byte()));
             assert!(span[..block] == payload(100) && span[block..2 * block] == payload(120), "parts {step}");
             assert!(
@@ -195,10 +195,10 @@ mod tests {
 
     #[test]
     fn an_announced_write_is_asked_for_and_then_done() {
-        let block = small_plan(Access::Write).block_bytes;
+        let block = small_spec(Access::Write).block_bytes;
         let mut requests = request(Kind::WriteAnnounced, &[]);
         requests.extend(request(Kind::WriteData, &vec![99; block]));
-        let (answer, span) = answers(&small_plan(Access::Write), &requests, REQUEST_BYTES, 2 * HEAD_BYTES);
+        let (answer, span) = answers(&small_spec(Access::Write), &requests, REQUEST_BYTES, 2 * HEAD_BYTES);
         let kinds = [answer[0], answer[HEAD_BYTES]];
         assert_eq!(kinds, [Kind::ReadyToTransfer.first_byte(), Kind::Done.first_byte()]);
         assert!(span[..block].iter().all(|byte| *byte == 99));
@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn large_writes_land_in_the_span_whole() {
-        let plan = Plan { block_bytes: 40_000, ..small_plan(Access::Write) };
+        let spec = LoadSpec { block_bytes: 40_000, ..small_spec(Access::Write) };
         let payload = |value: usize| {
             (0..40_000).map(|at| u8::try_from((at + value) % 251).expect("small")).collect::<Vec<u8>>()
         };
@@ -215,7 +215,7 @@ mod tests {
             requests.extend(request(Kind::WriteData, &payload(value)));
         }
         for step in [40_023, 40_024, 40_025, 4096, 33, usize::MAX] {
-            let (answer, span) = answers(&plan, &requests, step, 3 * HEAD_BYTES);
+            let (answer, span) = answers(&spec, &requests, step, 3 * HEAD_BYTES);
             assert!(answer.chunks(HEAD_BYTES).all(|reply| reply[0] == Kind::Done.first_byte()));
             for value in 0..3 {
                 assert!(span[value * 40_000..][..40_000] == payload(value), "block {value}, parts {step}");

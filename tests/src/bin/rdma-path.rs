@@ -63,7 +63,7 @@ impl Link {
     /// entry that was sent.
     fn turn(&mut self, core: &mut TargetCore<Conn>) -> [u8; 64] {
         let mut last = [0; 64];
-        core.step_sent(self.id);
+        core.step(self.id);
         let conn = core.transport(self.id).expect("open");
         while let Some(buf) = conn.next_buffer() {
             self.receives.push(buf);
@@ -81,7 +81,7 @@ impl Link {
             conn.completed(Completion { chain, is_signalled: true, is_ok: true });
             self.completions += 1;
         }
-        core.step_sent(self.id);
+        core.step(self.id);
         core.poll();
         last
     }

@@ -100,7 +100,7 @@ fn send(direct: &mut Direct) -> usize {
         conn.sent(count);
         bytes += count;
     }
-    direct.core.step_sent(direct.io);
+    direct.core.step(direct.io);
     bytes
 }
 
@@ -140,7 +140,7 @@ fn main() {
         full.extend(&commands);
         let (core, id) = (&mut direct.core, direct.io);
         core.transport(id).expect("open").load(full);
-        core.step(id);
+        core.step_deferred(id);
         batch = Some(core.transport(id).expect("open").unload());
         if !is_file {
             bytes_out += send(&mut direct);

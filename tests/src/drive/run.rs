@@ -1,4 +1,4 @@
-//! A seed's run: commands at random, whatever its [`Plan`] has go wrong, the end of everything.
+//! A seed's run: commands at random, whatever its [`Scenario`] has go wrong, the end of everything.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use spindle_target_disk::{BlockRange, CacheCounts, DiskError, Done, IoRequest, O
 use spindle_tests_emulator::{Counters, EmulatorSpec, Faults};
 
 use super::model::{Change, Stamp, Versions};
-use super::plan::Plan;
+use super::scenario::Scenario;
 use super::world::World;
 use crate::sim::Rng;
 use crate::sim::model::fill;
@@ -80,7 +80,7 @@ enum Absence {
 }
 
 struct Sim {
-    plan: Plan,
+    scenario: Scenario,
     rng: Rng,
     world: World,
     model: Versions,
@@ -115,20 +115,20 @@ pub fn run_cached(seed: u64, commands: u64) -> Report {
 }
 
 fn run_with(seed: u64, commands: u64, is_cached: bool) -> Report {
-    let plan = Plan::draw(seed);
-    let namespace = plan.spec.namespaces.first().expect("one");
+    let scenario = Scenario::draw(seed);
+    let namespace = scenario.spec.namespaces.first().expect("one");
     let blocks = usize::try_from(namespace.blocks).expect("small");
-    let judged = if plan.has_resizes { blocks * 3 / 4 } else { blocks };
-    let model = Versions::new(blocks, judged, namespace.block_bytes as usize, plan.spec.has_write_cache);
-    let mut world = World::new(plan.spec.clone(), Plan::settings(), plan.cores, plan.depth);
+    let judged = if scenario.has_resizes { blocks * 3 / 4 } else { blocks };
+    let model = Versions::new(blocks, judged, namespace.block_bytes as usize, scenario.spec.has_write_cache);
+    let mut world = World::new(scenario.spec.clone(), Scenario::settings(), scenario.cores, scenario.depth);
     let cached = is_cached.then(|| world.put_cache(CACHE_BYTES));
-    world.emulator.set_faults(plan.faults.clone());
+    world.emulator.set_faults(scenario.faults.clone());
     let mut sim = Sim {
         rng: Rng::new(seed ^ 0x5117),
-        leaked: vec![0; plan.cores],
-        may_lie: plan.faults.wrong_status != 0,
+        leaked: vec![0; scenario.cores],
+        may_lie: scenario.faults.wrong_status != 0,
         is_cached,
-        plan,
+        scenario,
         world,
         model,
         in_flight: BTreeMap::new(),
@@ -176,7 +176,7 @@ impl Sim {
         let ms = if self.rng.permille(20) { self.rng.between(20, 120) } else { self.rng.between(1, 5) };
         self.world.step_manager(ms);
         self.world.emulator.steps(self.rng.below(4));
-        for core in 0..self.plan.cores {
+        for core in 0..self.scenario.cores {
             if self.rng.permille(800) {
                 self.poll(core);
             }
@@ -188,8 +188,8 @@ impl Sim {
             }
             Absence::Other(until) if until <= self.world.now => {
                 // The one that was there before, without what was on it.
-                self.world.emulator.plug_other(self.plan.spec.clone());
-                self.world.emulator.set_faults(self.plan.faults.clone());
+                self.world.emulator.plug_other(self.scenario.spec.clone());
+                self.world.emulator.set_faults(self.scenario.faults.clone());
                 let now = self.tick();
                 self.model.wipe(now);
                 self.absence = Absence::No;
@@ -256,11 +256,11 @@ impl Sim {
     }
 
     fn submit(&mut self) {
-        let core = self.rng.size(0, self.plan.cores - 1);
+        let core = self.rng.size(0, self.scenario.cores - 1);
         let Some(range) = self.range(core) else { return };
         let Some(task) = self.draw(core, range) else { return };
         let range = if task == Task::Swap { BlockRange { blocks: 1, ..range } } else { range };
-        let bytes = range.blocks * self.plan.spec.namespaces.first().map_or(512, |it| it.block_bytes);
+        let bytes = range.blocks * self.scenario.spec.namespaces.first().map_or(512, |it| it.block_bytes);
         let own = self.world.cores.get_mut(core).expect("a core");
         let (disk, pool) = (own.disk.as_mut().expect("open"), &own.pool);
         let prepared = if task == Task::Op(Op::Read) {
@@ -283,7 +283,7 @@ impl Sim {
                 self.model.begin(command, first, (0..range.blocks).map(tag_of));
                 write_tags(buf.as_mut().expect("taken"), range.blocks, tag_of);
             }
-            Task::Op(Op::Deallocate) if self.plan.is_deallocation_a_hint() => {}
+            Task::Op(Op::Deallocate) if self.scenario.is_deallocation_a_hint() => {}
             Task::Op(Op::WriteZeroes { .. } | Op::Deallocate) => {
                 self.model.begin(command, first, (0..range.blocks).map(|_| 0));
             }
@@ -370,7 +370,7 @@ impl Sim {
         self.report.gone += u64::from(result == Err(DiskError::Gone));
         // One whose block is written for a long time waits only for so long.
         let is_late = (task, result) == (Task::Swap, Err(DiskError::Internal));
-        if self.plan.is_quiet && !is_late && result != Err(DiskError::NotSupported) && !has_differed {
+        if self.scenario.is_quiet && !is_late && result != Err(DiskError::NotSupported) && !has_differed {
             assert_eq!(result, Ok(()), "{task:?} {range:?} without any fault");
         }
         // A read of a cache that fails has none.
@@ -399,7 +399,7 @@ impl Sim {
             Task::Op(Op::Write { fua } | Op::WriteZeroes { fua, .. }) | Task::Copy { fua, .. } => {
                 self.model.end(&change(fua), now, is_ok);
             }
-            Task::Op(Op::Deallocate) if self.plan.is_deallocation_a_hint() => {}
+            Task::Op(Op::Deallocate) if self.scenario.is_deallocation_a_hint() => {}
             Task::Op(Op::Deallocate) => self.model.end(&change(false), now, is_ok),
             Task::Op(Op::Flush) => self.model.flushed(began, is_ok),
         }
@@ -412,10 +412,10 @@ impl Sim {
             self.absence = Absence::Pulled(self.world.now + self.rng.between(1, 5000));
             return;
         }
-        if self.absence == Absence::No && self.rng.permille(self.plan.pulls) {
+        if self.absence == Absence::No && self.rng.permille(self.scenario.pulls) {
             self.pull();
         }
-        let events = self.plan.events;
+        let events = self.scenario.events;
         if events == 0 || self.absence != Absence::No || !self.rng.permille(events * 4) {
             return;
         }
@@ -435,7 +435,7 @@ impl Sim {
                 self.world.emulator.set_fatal();
             }
             3 => {
-                let spec = EmulatorSpec { serial: "ANOTHER".to_owned(), ..self.plan.spec.clone() };
+                let spec = EmulatorSpec { serial: "ANOTHER".to_owned(), ..self.scenario.spec.clone() };
                 self.world.emulator.plug_other(spec);
                 self.absence = Absence::Other(self.world.now + self.rng.between(5000, 9000));
             }
@@ -444,8 +444,8 @@ impl Sim {
                 health.critical_warning = CriticalWarning::new().with_spare(health.media_errors % 2 == 0);
                 health.media_errors += 1;
             }),
-            _ if self.plan.has_resizes => {
-                let blocks = self.plan.spec.namespaces.first().map_or(0, |namespace| namespace.blocks);
+            _ if self.scenario.has_resizes => {
+                let blocks = self.scenario.spec.namespaces.first().map_or(0, |namespace| namespace.blocks);
                 let blocks = self.rng.between(blocks * 3 / 4, blocks);
                 self.world.emulator.set_namespace_blocks(1, blocks);
             }
@@ -472,7 +472,7 @@ impl Sim {
 
     /// A core drops its queue, with whatever is in flight, and takes another.
     fn reopen(&mut self) {
-        let core = self.rng.size(0, self.plan.cores - 1);
+        let core = self.rng.size(0, self.scenario.cores - 1);
         // Whether they were done is never known, nor when: the model has them in flight for ever.
         self.in_flight.retain(|_, it| it.core != core);
         if let (Some(core), Some(leaked)) = (self.world.cores.get_mut(core), self.leaked.get_mut(core)) {
@@ -490,11 +490,11 @@ impl Sim {
     /// Nothing goes wrong any more: everything ends, is as it should be, and is closed.
     fn finish(&mut self) {
         self.world.emulator.set_faults(Faults::default());
-        self.plan.faults = Faults::default();
+        self.scenario.faults = Faults::default();
         for _ in 0..2 {
             self.settle();
             self.read_all();
-            self.plan.is_quiet = false;
+            self.scenario.is_quiet = false;
             // What was flushed is there after a loss of power.
             self.pull();
         }
@@ -521,7 +521,7 @@ impl Sim {
         let left: Vec<_> = self.in_flight.values().map(|it| (it.core, it.task, it.range)).take(3).collect();
         assert!(left.is_empty(), "commands that never end: {left:?}");
         // One that was closed may hold its queue pair until the manager has deleted that.
-        for core in 0..self.plan.cores {
+        for core in 0..self.scenario.cores {
             // One that has just vanished, unnoticed, is not opened; it is plugged again.
             for _ in 0..TURNS_MAX {
                 if self.world.cores.get(core).is_none_or(|core| core.disk.is_some()) {
@@ -544,19 +544,19 @@ impl Sim {
 
     /// Every block, by each core in turn; a flush in between.
     fn read_all(&mut self) {
-        let blocks = self.plan.spec.namespaces.first().map_or(0, |namespace| namespace.blocks);
+        let blocks = self.scenario.spec.namespaces.first().map_or(0, |namespace| namespace.blocks);
         let mut lba = 0;
         let mut turns = 0;
         while lba < blocks {
             turns += 1;
             assert!(turns < TURNS_MAX, "reads fail for ever");
-            let core = usize::try_from(turns).unwrap_or(0) % self.plan.cores;
+            let core = usize::try_from(turns).unwrap_or(0) % self.scenario.cores;
             let count = u32::try_from((blocks - lba).min(256)).expect("small");
             let before = self.report.errors;
             let range = BlockRange { lba, blocks: count };
             let op = if turns % 7 == 0 { Op::Flush } else { Op::Read };
             self.run_one(core, op, range);
-            let is_shrunk = self.plan.has_resizes && lba + u64::from(count) > blocks * 3 / 4;
+            let is_shrunk = self.scenario.has_resizes && lba + u64::from(count) > blocks * 3 / 4;
             if op == Op::Read && (self.report.errors == before || is_shrunk) {
                 lba += u64::from(count);
             }
@@ -570,7 +570,7 @@ impl Sim {
 
     /// One command to its end, without anything beside.
     fn run_one(&mut self, core: usize, op: Op, range: BlockRange) {
-        let bytes = range.blocks * self.plan.spec.namespaces.first().map_or(512, |it| it.block_bytes);
+        let bytes = range.blocks * self.scenario.spec.namespaces.first().map_or(512, |it| it.block_bytes);
         let Some(owner) = self.world.cores.get_mut(core) else { return };
         let buf: Option<Buf> = if op == Op::Read {
             let Some(buf) = owner.pool.take(bytes) else { return };

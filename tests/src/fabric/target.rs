@@ -84,7 +84,7 @@ impl Link {
             (std::mem::take(&mut self.has_come), std::mem::take(&mut self.is_touched));
         let is_ending = matches!(conn.phase(), Phase::Ending | Phase::Closed);
         if has_come || is_touched && conn.has_events() {
-            core.step_sent(id);
+            core.step(id);
         }
         if has_come || is_touched || is_ending {
             self.pump(core, rng);
@@ -233,7 +233,7 @@ impl Link {
         assert_eq!(conn.buffers_held(), 0, "buffers of capsules are not given back");
         assert_eq!(self.receives.len(), self.receives_max, "receives are lost");
         conn.on_destroyed();
-        core.step_sent(id);
+        core.step(id);
     }
 
     /// The host is gone with all that it had: the target is told or has to find out, and its end goes on by

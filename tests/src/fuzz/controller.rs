@@ -122,7 +122,7 @@ impl Scene {
             let mut batch = RxBatch::new(count);
             batch.extend(chunk);
             conn.load(batch);
-            self.core.step(id);
+            self.core.step_deferred(id);
             if let Some(conn) = self.core.transport(id) {
                 conn.unload();
             }
@@ -146,7 +146,7 @@ impl Scene {
                 let count = if rng.permille(300) { rng.size(0, total) } else { total };
                 conn.sent(count);
             }
-            self.core.step_sent(id);
+            self.core.step(id);
             self.core.poll();
             while self.core.next_send_ready().is_some() {}
             while self.core.next_closed().is_some() {}
@@ -164,7 +164,7 @@ impl Scene {
             if let Some(conn) = self.core.transport(id) {
                 conn.on_reset();
             }
-            self.core.step(id);
+            self.core.step_deferred(id);
         }
         self.core.poll();
         assert_eq!(self.core.usage().connections, 0, "a connection outlived its socket");
@@ -208,7 +208,7 @@ pub fn run(bytes: &[u8]) {
         if let Some(conn) = scene.core.transport(victim) {
             conn.on_peer_closed();
         }
-        scene.core.step(victim);
+        scene.core.step_deferred(victim);
     }
     // The other host has noticed nothing.
     let buf = scene.pool.take(512).expect("the hosts' own");

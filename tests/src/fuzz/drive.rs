@@ -18,7 +18,7 @@ use spindle_target_disk::{BlockRange, Done, IoRequest, Op, Token};
 use spindle_tests_emulator::{EmulatorSpec, Injection, NamespaceSpec};
 
 use super::bytes::Bytes;
-use crate::drive::Plan;
+use crate::drive::Scenario;
 use crate::drive::world::World;
 
 /// Kinds of steps.
@@ -66,7 +66,7 @@ pub fn run(bytes: &[u8]) {
         ..EmulatorSpec::default()
     };
     let zones = [ZoneSpec { buffer_bytes: 4096, count: 8 }, ZoneSpec { buffer_bytes: 64 << 10, count: 4 }];
-    let world = World::with_pools(spec, Plan::settings(), CORES, 8, &zones);
+    let world = World::with_pools(spec, Scenario::settings(), CORES, 8, &zones);
     let mut scene = Scene { world, in_flight: BTreeMap::new(), next: 0, is_gone: false, kept: [0; CORES] };
     for _ in 0..STEPS_MAX {
         if bytes.is_empty() {

@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use spindle_reactor::clock::Nanos;
 use spindle_target_disk::{BlockRange, DiskError, Op};
 
-use super::plan::COMMAND_TIMEOUT;
+use super::scenario::COMMAND_TIMEOUT;
 use crate::sim::counts::Counts;
 use crate::sim::history::{Fate, History, Time, What};
 

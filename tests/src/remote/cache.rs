@@ -20,7 +20,7 @@ use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::Buf;
 
 use super::book::index;
-use super::far::{Shared, lock};
+use super::far::{FarShared, lock};
 use crate::sim::Rng;
 use crate::sim::model::fill;
 
@@ -128,7 +128,7 @@ struct InFlight {
 
 /// A connection.
 struct Line {
-    world: Shared,
+    world: FarShared,
     epoch: u8,
     is_up: bool,
     reads: Vec<InFlight>,
@@ -226,7 +226,7 @@ pub struct SimAttaching {
 impl SimAttaching {
     /// With the token of the cache `epoch`.
     #[must_use]
-    pub fn begin(world: &Shared, epoch: u8, now: Nanos) -> SimAttaching {
+    pub fn begin(world: &FarShared, epoch: u8, now: Nanos) -> SimAttaching {
         let rng = &mut lock(world).cache.rng;
         let due = now + Nanos::from_us(rng.between(1, 200_000));
         SimAttaching { epoch, due, fails: rng.permille(100) }
@@ -234,7 +234,7 @@ impl SimAttaching {
 
     /// `None`: not yet; `Some(None)`: refused.
     #[must_use]
-    pub fn step(&self, world: &Shared, depth: usize, now: Nanos) -> Option<Option<Client>> {
+    pub fn step(&self, world: &FarShared, depth: usize, now: Nanos) -> Option<Option<Client>> {
         if now < self.due {
             return None;
         }
@@ -242,7 +242,7 @@ impl SimAttaching {
         Some((is_valid && !self.fails).then(|| {
             Client::new(
                 Rc::new(RefCell::new(Line {
-                    world: Shared::clone(world),
+                    world: FarShared::clone(world),
                     epoch: self.epoch,
                     is_up: true,
                     reads: Vec::new(),

@@ -18,11 +18,11 @@ use spindle_target_disk::BlockRange;
 
 use super::book::{Book, index};
 use super::cache::FarCache;
-use super::plan::{Kind, Plan, SLOWEST};
+use super::scenario::{Kind, SLOWEST, Scenario};
 use crate::sim::Rng;
 
 /// As all share it.
-pub type Shared = Arc<Mutex<World>>;
+pub type FarShared = Arc<Mutex<World>>;
 
 /// The world, for a moment.
 pub fn lock(world: &Mutex<World>) -> MutexGuard<'_, World> {
@@ -140,7 +140,7 @@ pub struct World {
     pub polled: Vec<Nanos>,
     /// Cores may send: the manager has said that the association leads to the disk.
     pub may_send: bool,
-    plan: Plan,
+    scenario: Scenario,
     associations: BTreeMap<u64, Association>,
     queues: Vec<Queue>,
     tries: BTreeMap<u64, Try>,
@@ -155,17 +155,17 @@ pub struct World {
 impl World {
     /// An empty disk.
     #[must_use]
-    pub fn new(plan: Plan, seed: u64) -> Shared {
+    pub fn new(scenario: Scenario, seed: u64) -> FarShared {
         Arc::new(Mutex::new(World {
             now: Nanos::from_ms(1),
             rng: Rng::new(seed ^ 0xfa_7fa7),
-            book: Book::new(plan.blocks, plan.fence_timeout, plan.is_cached),
-            disk: vec![0; index(plan.blocks)],
-            cache: FarCache::new(plan.blocks, plan.block_bytes, seed),
+            book: Book::new(scenario.blocks, scenario.fence_timeout, scenario.is_cached),
+            disk: vec![0; index(scenario.blocks)],
+            cache: FarCache::new(scenario.blocks, scenario.block_bytes, seed),
             is_healed: false,
-            polled: vec![Nanos::ZERO; plan.cores],
+            polled: vec![Nanos::ZERO; scenario.cores],
             may_send: false,
-            plan,
+            scenario,
             associations: BTreeMap::new(),
             queues: Vec::new(),
             tries: BTreeMap::new(),
@@ -187,7 +187,7 @@ impl World {
         self.numbers
     }
 
-    fn plan(&mut self, at: Nanos, what: Plans) {
+    fn scenario(&mut self, at: Nanos, what: Plans) {
         let number = self.number();
         self.agenda.insert((at, number), what);
     }
@@ -229,13 +229,13 @@ impl World {
         let Queue { association, stalled, .. } = self.queues[queue];
         if stalled > now && !is_left_over {
             let at = stalled + self.span(1000, 50_000);
-            return self.plan(at, Plans::Arrive(id, version));
+            return self.scenario(at, Plans::Arrive(id, version));
         }
         if self.associations[&association].is_ended {
             self.tries.remove(&id);
             return self.book.counts.hit("dropped at the far side");
         }
-        let most = if self.rng.permille(self.plan.slow) && !self.is_healed {
+        let most = if self.rng.permille(self.scenario.slow) && !self.is_healed {
             self.book.counts.hit("slow");
             SLOWEST - Nanos::from_ms(50)
         } else {
@@ -259,11 +259,11 @@ impl World {
         if self.is_moved {
             return Some((Status::INVALID_NAMESPACE_OR_FORMAT.dnr(), false));
         }
-        if verb == Verb::Zeroes && self.plan.lacks_zeroes {
+        if verb == Verb::Zeroes && self.scenario.lacks_zeroes {
             let status = self.rng.pick(&[Status::INVALID_OPCODE, Status::INVALID_FIELD]);
             return Some((status.dnr(), false));
         }
-        if self.is_healed || !self.rng.permille(self.plan.errors) {
+        if self.is_healed || !self.rng.permille(self.scenario.errors) {
             return None;
         }
         self.book.counts.hit("errors");
@@ -282,10 +282,10 @@ impl World {
         for block in pending {
             let at = now + Nanos::from_us(self.rng.between(0, most));
             end = end.max(at);
-            self.plan(at, Plans::Execute(id, version, block));
+            self.scenario(at, Plans::Execute(id, version, block));
         }
         let end = end + Nanos::from_us(self.rng.between(0, (now + Nanos::from_us(most) - end).as_us()));
-        self.plan(end, Plans::Finish(id, version));
+        self.scenario(end, Plans::Finish(id, version));
     }
 
     fn execute(&mut self, id: u64, version: u64, block: usize) {
@@ -340,7 +340,7 @@ impl World {
             self.disk[first..first + range.blocks as usize] == it.seen
         };
         let page = self.cache.page_of(range.lba, range.blocks).filter(|_| {
-            self.plan.is_optimistic && verb == Verb::Look && !is_compare && result.is_ok() && is_newest()
+            self.scenario.is_optimistic && verb == Verb::Look && !is_compare && result.is_ok() && is_newest()
         });
         let reference = page.and_then(|page| self.cache.enter(page));
         queue.answers.push((at, id, Answer { slot: it.slot, result, seen: it.seen, reference }));
@@ -434,7 +434,7 @@ impl World {
         };
         self.tries.insert(id, it);
         let at = self.now + self.span(300, 30_000);
-        self.plan(at, Plans::Arrive(id, 0));
+        self.scenario(at, Plans::Arrive(id, 0));
         command
     }
 
@@ -508,7 +508,7 @@ impl World {
         for (command, piece) in lost {
             self.book.lose(command, piece, association, noticed);
         }
-        let latest = noticed + self.plan.fence_timeout - Nanos::from_ms(100);
+        let latest = noticed + self.scenario.fence_timeout - Nanos::from_ms(100);
         for id in self.tries_of(|it| it.queue == queue) {
             let it = self.tries.get_mut(&id).expect("known");
             it.latest = latest;
@@ -532,7 +532,7 @@ impl World {
         let (version, latest) = (it.version, it.latest);
         let most = span.min(latest - self.now).as_us().max(1);
         let at = self.now + Nanos::from_us(self.rng.between(1, most));
-        self.plan(at, Plans::Arrive(id, version));
+        self.scenario(at, Plans::Arrive(id, version));
     }
 
     /// The far target ends an association: of what arrives nothing is executed any more.
@@ -554,7 +554,7 @@ impl World {
     pub fn left_by_manager(&mut self, number: u64) {
         self.associations.get_mut(&number).expect("known").is_broken = true;
         let at = self.now + self.span(100_000, 9_900_000);
-        self.plan(at, Plans::End(number));
+        self.scenario(at, Plans::End(number));
     }
 
     /// End all associations before `number`: each had told whose it is before a queue was connected.
@@ -667,12 +667,12 @@ impl World {
     /// Its cache can be read.
     #[must_use]
     pub fn is_optimistic(&self) -> bool {
-        self.plan.is_optimistic
+        self.scenario.is_optimistic
     }
 
     /// Who the far target is.
     #[must_use]
     pub fn kind(&self) -> Kind {
-        self.plan.kind
+        self.scenario.kind
     }
 }

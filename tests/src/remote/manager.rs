@@ -7,8 +7,8 @@ use spindle_nvme_initiator::Error;
 use spindle_reactor::clock::Nanos;
 use spindle_target_remote::{Control, Shape};
 
-use super::far::{Shared, lock};
-use super::plan::Kind;
+use super::far::{FarShared, lock};
+use super::scenario::Kind;
 use super::seam::{Limits, SimFar, SimGrant};
 use crate::sim::Rng;
 
@@ -35,7 +35,7 @@ enum Verify {
     Identify(Nanos),
 }
 
-enum State {
+enum ManagerState {
     Up {
         fence: Fence,
         verify: Verify,
@@ -49,27 +49,27 @@ enum State {
 
 /// See the module.
 pub struct Manager {
-    world: Shared,
+    world: FarShared,
     control: Control<SimFar>,
     shape: Shape,
     limits: Limits,
     rng: Rng,
     number: u64,
     may_land: u64,
-    state: State,
+    state: ManagerState,
 }
 
 impl Manager {
     /// Nothing is up yet.
     #[must_use]
     pub fn new(
-        world: Shared,
+        world: FarShared,
         control: Control<SimFar>,
         (shape, limits): (Shape, Limits),
         may_land: u64,
         seed: u64,
     ) -> Manager {
-        let (rng, state) = (Rng::new(seed ^ 0x3a3a), State::Away { until: Nanos::ZERO });
+        let (rng, state) = (Rng::new(seed ^ 0x3a3a), ManagerState::Away { until: Nanos::ZERO });
         Manager { world, control, shape, limits, rng, number: 0, may_land, state }
     }
 
@@ -77,7 +77,7 @@ impl Manager {
     pub fn event(&mut self, now: Nanos) {
         let most = if self.rng.permille(100) { 300_000 } else { 20_000 };
         let at = now + Nanos::from_us(self.rng.between(1, most));
-        if let State::Up { verify, .. } = &mut self.state
+        if let ManagerState::Up { verify, .. } = &mut self.state
             && *verify == Verify::Idle
         {
             *verify = Verify::Event(at);
@@ -87,22 +87,22 @@ impl Manager {
     /// An association is up and leads to the disk.
     #[must_use]
     pub fn is_up(&self) -> bool {
-        matches!(self.state, State::Up { verify: Verify::Idle, react: None, .. })
+        matches!(self.state, ManagerState::Up { verify: Verify::Idle, react: None, .. })
     }
 
     /// Nothing is to be said of former associations.
     #[must_use]
     pub fn is_fenced(&self) -> bool {
-        matches!(self.state, State::Up { fence: Fence::Past, .. })
+        matches!(self.state, ManagerState::Up { fence: Fence::Past, .. })
     }
 
     /// Time has passed.
     pub fn step(&mut self, now: Nanos) {
         match self.state {
-            State::Away { until } if now >= until => self.connect(now),
-            State::Away { .. } => {}
-            State::Up { react: Some(at), .. } if now >= at => self.leave(now),
-            State::Up { fence, verify, .. } => {
+            ManagerState::Away { until } if now >= until => self.connect(now),
+            ManagerState::Away { .. } => {}
+            ManagerState::Up { react: Some(at), .. } if now >= at => self.leave(now),
+            ManagerState::Up { fence, verify, .. } => {
                 let fence = if verify == Verify::Idle { self.step_fence(fence, now) } else { fence };
                 let stays = self.step_verify(verify, now);
                 if verify == Verify::Idle {
@@ -111,7 +111,7 @@ impl Manager {
                 let is_lost = self.control.lost() >= self.number || lock(&self.world).is_broken(self.number);
                 let most = if self.rng.permille(100) { 2000 } else { 60 };
                 let delay = Nanos::from_ms(self.rng.between(0, most));
-                let State::Up { fence: own, verify, react } = &mut self.state else { return };
+                let ManagerState::Up { fence: own, verify, react } = &mut self.state else { return };
                 *own = fence;
                 match stays {
                     Some(next) => *verify = next,
@@ -143,7 +143,7 @@ impl Manager {
     fn connect(&mut self, now: Nanos) {
         let mut world = lock(&self.world);
         if world.is_away() {
-            self.state = State::Away { until: now + Nanos::from_ms(self.rng.between(100, 2000)) };
+            self.state = ManagerState::Away { until: now + Nanos::from_ms(self.rng.between(100, 2000)) };
             return;
         }
         self.number += 1;
@@ -158,7 +158,7 @@ impl Manager {
         let most = if self.rng.permille(200) { 5_000_000 } else { 50_000 };
         let ask = Fence::Ask(now + Nanos::from_us(self.rng.between(1, most)));
         let fence = if is_asked { ask } else { Fence::Past };
-        self.state = State::Up { fence, verify: Verify::Idle, react: None };
+        self.state = ManagerState::Up { fence, verify: Verify::Idle, react: None };
     }
 
     /// The association is over, as far as we are concerned.
@@ -169,7 +169,7 @@ impl Manager {
         drop(world);
         self.control.down();
         let most = if self.rng.permille(200) { 2000 } else { 200 };
-        self.state = State::Away { until: now + Nanos::from_ms(self.rng.between(1, most)) };
+        self.state = ManagerState::Away { until: now + Nanos::from_ms(self.rng.between(1, most)) };
     }
 
     fn step_fence(&mut self, fence: Fence, now: Nanos) -> Fence {

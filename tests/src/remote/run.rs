@@ -1,4 +1,4 @@
-//! A seed's run: commands at random, whatever its [`Plan`] has go wrong, the end of everything.
+//! A seed's run: commands at random, whatever its [`Scenario`] has go wrong, the end of everything.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,9 +16,9 @@ use spindle_target_remote::{RemoteDisk, RemoteFacts, RemoteSpec, Shape};
 
 use super::book::index;
 use super::cache::PAGE_BYTES;
-use super::far::{Shared, World, lock};
+use super::far::{FarShared, World, lock};
 use super::manager::Manager;
-use super::plan::{COMMAND_TIMEOUT, Plan};
+use super::scenario::{COMMAND_TIMEOUT, Scenario};
 use super::seam::Limits;
 use crate::sim::Rng;
 use crate::sim::counts::Counts;
@@ -71,9 +71,9 @@ struct Core {
 }
 
 struct Sim {
-    plan: Plan,
+    scenario: Scenario,
     rng: Rng,
-    world: Shared,
+    world: FarShared,
     source: Arc<dyn Disk>,
     /// The cache in front of it.
     cached: Option<Arc<CachedDisk>>,
@@ -96,7 +96,7 @@ struct Sim {
 /// When a promise is broken.
 #[must_use]
 pub fn run(seed: u64, commands: u64) -> Report {
-    run_plan(seed, commands, Plan::draw, "one_seed_of_the_remote_disk")
+    run_scenario(seed, commands, Scenario::draw, "one_seed_of_the_remote_disk")
 }
 
 /// A run of `commands` commands, with optimistic reads.
@@ -105,7 +105,12 @@ pub fn run(seed: u64, commands: u64) -> Report {
 /// When a promise is broken.
 #[must_use]
 pub fn run_optimistic(seed: u64, commands: u64) -> Report {
-    run_plan(seed, commands, Plan::draw_optimistic, "one_seed_with_optimistic_reads_of_the_remote_disk")
+    run_scenario(
+        seed,
+        commands,
+        Scenario::draw_optimistic,
+        "one_seed_with_optimistic_reads_of_the_remote_disk",
+    )
 }
 
 /// A run of `commands` commands, with a cache in front of the disk.
@@ -114,10 +119,10 @@ pub fn run_optimistic(seed: u64, commands: u64) -> Report {
 /// When a promise is broken.
 #[must_use]
 pub fn run_cached(seed: u64, commands: u64) -> Report {
-    run_plan(seed, commands, Plan::draw_cached, "one_seed_of_the_cached_remote_disk")
+    run_scenario(seed, commands, Scenario::draw_cached, "one_seed_of_the_cached_remote_disk")
 }
 
-fn run_plan(seed: u64, commands: u64, draw: fn(u64) -> Plan, test: &str) -> Report {
+fn run_scenario(seed: u64, commands: u64, draw: fn(u64) -> Scenario, test: &str) -> Report {
     let outcome = std::panic::catch_unwind(|| {
         let mut sim = Sim::new(draw(seed), seed);
         while sim.report.commands < commands {
@@ -132,18 +137,18 @@ fn run_plan(seed: u64, commands: u64, draw: fn(u64) -> Plan, test: &str) -> Repo
     })
 }
 
-fn spec(plan: &Plan) -> RemoteSpec {
+fn spec(scenario: &Scenario) -> RemoteSpec {
     let nqn = Nqn::new("nqn.2014-08.org.example:far").expect("well formed");
     let address = ([127, 0, 0, 1], 4420).into();
     let host = Host::from_uuid([7; 16]);
     RemoteSpec {
         target: Target { transport: TransportKind::Tcp, address, nqn, host },
         nsid: 1,
-        cores: u16::try_from(plan.cores).expect("few"),
-        depth: plan.depth,
+        cores: u16::try_from(scenario.cores).expect("few"),
+        depth: scenario.depth,
         command_timeout: COMMAND_TIMEOUT.as_duration(),
         quiesce: Duration::from_secs(1),
-        optimistic: plan.is_optimistic.then(OptimisticOptions::default),
+        optimistic: scenario.is_optimistic.then(OptimisticOptions::default),
     }
 }
 
@@ -159,39 +164,41 @@ fn facts() -> RemoteFacts {
 }
 
 impl Sim {
-    fn new(plan: Plan, seed: u64) -> Sim {
-        let world = World::new(plan.clone(), seed);
+    fn new(scenario: Scenario, seed: u64) -> Sim {
+        let world = World::new(scenario.clone(), seed);
         let geometry = Geometry {
-            block_bytes: plan.block_bytes,
-            block_count: plan.blocks,
+            block_bytes: scenario.block_bytes,
+            block_count: scenario.blocks,
             is_read_only: false,
             has_volatile_cache: false,
-            can_deallocate: plan.abilities.dataset_management(),
+            can_deallocate: scenario.abilities.dataset_management(),
             atomic_blocks: 1,
             can_compare_and_write: false,
         };
         let shape = Shape { geometry, must_fua: false };
-        let (source, control) = RemoteDisk::with_far("far", &spec(&plan), facts(), shape, plan.abilities);
-        control.set_fence_timeout(plan.fence_timeout);
+        let (source, control) =
+            RemoteDisk::with_far("far", &spec(&scenario), facts(), shape, scenario.abilities);
+        control.set_fence_timeout(scenario.fence_timeout);
         let limits = Limits {
-            block_bytes: plan.block_bytes,
-            transfer_blocks: plan.transfer_blocks,
-            pieces_max: plan.pieces_max,
-            depth: plan.depth,
+            block_bytes: scenario.block_bytes,
+            transfer_blocks: scenario.transfer_blocks,
+            pieces_max: scenario.pieces_max,
+            depth: scenario.depth,
         };
-        let manager = Manager::new(Arc::clone(&world), control, (shape, limits), plan.may_land, seed);
+        let manager = Manager::new(Arc::clone(&world), control, (shape, limits), scenario.may_land, seed);
         let core = |_| {
             let pool = Pool::new(&ZONES, Pages::Base).expect("a pool");
             let _large = pool.take(65_536);
             let (pool_bytes, hung_until) = (pool.free_bytes(), Nanos::ZERO);
             Core { disk: None, pool, _large, pool_bytes, hung_until, owners: Vec::new() }
         };
-        let cores = (0..plan.cores).map(core).collect();
+        let cores = (0..scenario.cores).map(core).collect();
         let spec = CacheSpec::new(CACHE_BYTES, PolicyKind::S3Fifo, Pages::Base);
-        let cached = plan.is_cached.then(|| CachedDisk::new(source.clone(), Some(&spec)).expect("a cache"));
+        let cached =
+            scenario.is_cached.then(|| CachedDisk::new(source.clone(), Some(&spec)).expect("a cache"));
         let source: Arc<dyn Disk> = cached.clone().map_or(source as _, |cached| cached as _);
         let mut sim = Sim {
-            plan,
+            scenario,
             rng: Rng::new(seed ^ 0x5117),
             world,
             source,
@@ -285,24 +292,24 @@ impl Sim {
 
     /// Pages are read and written as such, and often the same ones.
     fn page_range(&self) -> Option<BlockRange> {
-        let blocks = PAGE_BYTES as u64 / u64::from(self.plan.block_bytes);
+        let blocks = PAGE_BYTES as u64 / u64::from(self.scenario.block_bytes);
         let rng = &mut lock(&self.world).cache.rng;
         if !rng.permille(600) {
             return None;
         }
-        let page = rng.below((self.plan.blocks / blocks).min(4));
+        let page = rng.below((self.scenario.blocks / blocks).min(4));
         Some(BlockRange { lba: page * blocks, blocks: u32::try_from(blocks).expect("few") })
     }
 
     fn range(&mut self) -> BlockRange {
-        if self.plan.is_optimistic
+        if self.scenario.is_optimistic
             && let Some(range) = self.page_range()
         {
             return range;
         }
         let most = if self.rng.permille(300) { COMMAND_BLOCKS } else { 3 };
         let blocks = self.rng.between(1, most);
-        let room = self.plan.blocks - blocks + 1;
+        let room = self.scenario.blocks - blocks + 1;
         // Many at the same places.
         let lba = if self.rng.permille(600) { self.rng.below(room.min(8)) } else { self.rng.below(room) };
         BlockRange { lba, blocks: u32::try_from(blocks).expect("few") }
@@ -338,7 +345,7 @@ impl Sim {
     }
 
     fn submit(&mut self, core: usize) {
-        if !self.is_awake(core) || self.open_count(core) >= self.plan.in_flight {
+        if !self.is_awake(core) || self.open_count(core) >= self.scenario.in_flight {
             return;
         }
         let range = self.range();
@@ -363,8 +370,8 @@ impl Sim {
         let has_data = has_data && matches!(prepared, Prepared::Pool);
         let pool = &self.cores[core].pool;
         let mut buf: Option<Buf> =
-            has_data.then(|| pool.take(range.blocks * self.plan.block_bytes).expect("enough"));
-        let mut content = vec![0; self.plan.block_bytes as usize];
+            has_data.then(|| pool.take(range.blocks * self.scenario.block_bytes).expect("enough"));
+        let mut content = vec![0; self.scenario.block_bytes as usize];
         for (block, tag) in tags.iter().enumerate() {
             if let Some(buf) = &mut buf {
                 fill(*tag, &mut content);
@@ -404,7 +411,7 @@ impl Sim {
                 let mut bytes = vec![0; buf.len()];
                 buf.copy_out(0, &mut bytes);
                 let tag = |block| What::Saw(tag_of(block).expect("no block is torn"));
-                book.saw(id, bytes.chunks_exact(self.plan.block_bytes as usize).map(tag));
+                book.saw(id, bytes.chunks_exact(self.scenario.block_bytes as usize).map(tag));
             }
             Op::Compare if result == Err(DiskError::CompareDiffers) && tags.len() == 1 => {
                 book.saw(id, tags.into_iter().map(What::SawOther));
@@ -420,7 +427,7 @@ impl Sim {
             | Op::Verify => {}
         }
         // A read of a cache that fails has none.
-        if is_data && buf.is_none() && !(self.plan.is_cached && op == Op::Read) {
+        if is_data && buf.is_none() && !(self.scenario.is_cached && op == Op::Read) {
             let overdue = self.now + super::book::SLACK >= book.commands[&id].begun + COMMAND_TIMEOUT;
             assert!(overdue, "{op:?} {id} ended with {result:?} and without its buffer");
         }
@@ -428,14 +435,14 @@ impl Sim {
 
     /// What happens beside the commands.
     fn happen(&mut self) {
-        let rates = self.plan.rates;
+        let rates = self.scenario.rates;
         let mut is_time = |rate: u64| self.rng.below(10_000) < rate;
         let [loss, breaks, stall, restart, cut, moves] =
             [rates.losses, rates.breaks, rates.stalls, rates.restarts, rates.cuts, rates.moves]
                 .map(&mut is_time);
         let [hang, forget, reopen] = [rates.hangs, rates.forgets, rates.reopens].map(is_time);
         let mut world = lock(&self.world);
-        if self.plan.is_optimistic && world.cache.happen() {
+        if self.scenario.is_optimistic && world.cache.happen() {
             world.book.counts.hit("caches gone");
         }
         if loss {
@@ -554,8 +561,8 @@ impl Sim {
     fn check_core(&mut self, core: usize) {
         for op in [Op::Write { fua: false }, Op::Read] {
             let mut lba = 0;
-            while lba < self.plan.blocks {
-                let blocks = (self.plan.blocks - lba).min(COMMAND_BLOCKS);
+            while lba < self.scenario.blocks {
+                let blocks = (self.scenario.blocks - lba).min(COMMAND_BLOCKS);
                 let range = BlockRange { lba, blocks: u32::try_from(blocks).expect("few") };
                 let id = self.submit_op(core, op, range);
                 let last = self.now + Nanos::from_secs(6);

@@ -14,7 +14,7 @@ use spindle_target_disk::BlockRange;
 use spindle_target_remote::{Far, FarCompletion, FarQueue};
 
 use super::cache::{Client, SimAttaching};
-use super::far::{Answer, Sent, Shared, Verb, lock};
+use super::far::{Answer, FarShared, Sent, Verb, lock};
 use crate::sim::model::{fill, tag_of};
 
 /// What queues are limited by.
@@ -33,7 +33,7 @@ pub struct Limits {
 /// An association.
 pub struct SimFar {
     /// The far target.
-    pub world: Shared,
+    pub world: FarShared,
     /// From 1.
     pub number: u64,
     /// Of each queue.

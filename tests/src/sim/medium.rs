@@ -69,10 +69,10 @@ pub struct Spec {
 /// The drive, shared by all cores.
 pub struct SimDisk {
     spec: Spec,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<MediumState>>,
 }
 
-struct State {
+struct MediumState {
     blocks: usize,
     now: Vec<u8>,
     /// What survives a power cut.
@@ -91,7 +91,7 @@ struct State {
     lost: u64,
 }
 
-impl State {
+impl MediumState {
     fn range(&self, spec: &Spec, block: usize) -> std::ops::Range<usize> {
         let bytes = spec.block_bytes as usize;
         block * bytes..(block + 1) * bytes
@@ -162,7 +162,7 @@ impl SimDisk {
     #[must_use]
     pub fn new(spec: Spec) -> SimDisk {
         let bytes = spec.blocks * spec.block_bytes as usize;
-        let state = State {
+        let state = MediumState {
             blocks: spec.blocks,
             now: vec![0; bytes],
             durable: vec![0; bytes],
@@ -187,7 +187,7 @@ impl SimDisk {
             }
             if state.rng.permille(lost_permille) {
                 let range = state.range(spec, block);
-                let State { now, durable, .. } = &mut *state;
+                let MediumState { now, durable, .. } = &mut *state;
                 now[range.clone()].copy_from_slice(&durable[range]);
                 state.is_dirty[block] = false;
                 state.lost += 1;
@@ -196,7 +196,7 @@ impl SimDisk {
             }
         }
         state.late.clear();
-        let State { now, before, .. } = &mut *state;
+        let MediumState { now, before, .. } = &mut *state;
         before.copy_from_slice(now);
         state.now.chunks_exact(spec.block_bytes as usize).map(tag_of).collect()
     }
@@ -215,7 +215,7 @@ impl SimDisk {
     }
 }
 
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+fn lock(state: &Mutex<MediumState>) -> MutexGuard<'_, MediumState> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -303,7 +303,7 @@ struct Running {
 
 struct SimDiskChannel {
     spec: Spec,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<MediumState>>,
     running: Vec<Running>,
     ready: VecDeque<Done>,
     polls: u64,

@@ -87,7 +87,7 @@ impl Wire {
                 conn.sent(count);
             }
         }
-        core.step_sent(id);
+        core.step(id);
         let phase = core.transport(id).map(|conn| conn.phase());
         self.target_has_shut |= matches!(phase, None | Some(Phase::HalfClosed | Phase::Closed));
         if phase.is_none() {
@@ -117,16 +117,16 @@ impl Wire {
             take(&mut self.to_target, &mut batch.space()[..count - direct]);
             batch.filled(count - direct);
             conn.load(batch);
-            core.step(id);
+            core.step_deferred(id);
             if let Some(conn) = core.transport(id) {
                 conn.unload();
                 if self.host_has_shut && self.to_target.is_empty() {
                     conn.on_peer_closed();
-                    core.step(id);
+                    core.step_deferred(id);
                 }
             }
         } else {
-            core.step(id);
+            core.step_deferred(id);
         }
         if core.transport(id).is_none() {
             self.id = None;
@@ -242,7 +242,7 @@ impl Carrier for Wire {
             if let Some(conn) = core.transport(id) {
                 conn.on_reset();
             }
-            core.step(id);
+            core.step_deferred(id);
         }
     }
 

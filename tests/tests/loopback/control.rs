@@ -246,7 +246,7 @@ fn what_is_refused_leaves_file_and_target_as_they_were() {
 }
 
 #[test]
-fn after_kill_9_in_the_middle_of_changes_the_file_is_one_that_was_there_before_or_after_one_of_them() {
+fn kill_9_during_changes_leaves_the_file_as_before_or_after_one_of_them() {
     let (address, folder) = (free_port(V4), Folder::new("control-killed"));
     let socket = folder.file("sock");
     let file = folder.write(&with_socket(&config(1, address, &[RAM.to_owned()]), &socket));

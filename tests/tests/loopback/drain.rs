@@ -69,7 +69,7 @@ fn a_host_that_does_not_finish_is_cut_off_at_the_deadline() {
 }
 
 #[test]
-fn what_was_acknowledged_at_sigterm_is_there_and_the_rest_was_lost_with_the_connection() {
+fn acknowledged_writes_are_on_disk_after_sigterm_and_the_others_end_as_lost() {
     let address = free_port(V4);
     let folder = Folder::new("terminated");
     let served = folder.serve(&(config(2, address, &[folder.file_disk("disk", "16MiB")]) + PATIENT));

@@ -109,7 +109,7 @@ fn every_command_reaches_the_disk_of_the_other_target() {
 }
 
 #[test]
-fn what_was_acknowledged_survives_kill_9_of_the_other_target_and_what_was_not_is_sent_again() {
+fn acknowledged_writes_survive_kill_9_of_the_far_target_and_others_are_resent() {
     let (far, folders) = (free_port(V4), [Folder::new("far-killed"), Folder::new("front-killed")]);
     let text = config(1, far, &[folders[0].file_disk("far", "16MiB")]);
     let mut far_served = folders[0].serve(&text);

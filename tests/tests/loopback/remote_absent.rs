@@ -138,7 +138,7 @@ fn silent() -> (SocketAddr, Receiver<Told>) {
 }
 
 #[test]
-fn a_far_target_that_never_answers_holds_up_neither_another_one_nor_a_listener_nor_a_reload() {
+fn a_silent_far_target_delays_neither_other_far_targets_nor_listeners_nor_reloads() {
     let (far, address) = (free_port(V4), free_port(V4));
     let folders = [Folder::new("far-beside"), Folder::new("front-silent")];
     let far_served = folders[0].serve(&config(1, far, &[RAM.to_owned()]));

@@ -164,7 +164,7 @@ fn what_a_stalled_network_delivers_late_does_not_land_over_a_newer_write() {
 }
 
 #[test]
-fn a_command_that_the_far_target_does_not_answer_fails_in_time_and_a_repetition_succeeds() {
+fn a_command_unanswered_by_the_far_target_times_out_and_a_retry_succeeds() {
     let (far, folders) = (free_port(V4), [Folder::new("far-slow"), Folder::new("front-slow")]);
     let far_served = folders[0].serve(&config(1, far, &[folders[0].file_disk("far", "16MiB")]));
     let (front_served, address) = impatient_front(&folders[1], far);
@@ -194,7 +194,7 @@ fn a_command_that_the_far_target_does_not_answer_fails_in_time_and_a_repetition_
 }
 
 #[test]
-fn a_disk_that_was_removed_with_a_write_on_its_way_is_not_opened_again_before_that_is_over() {
+fn a_disk_removed_with_a_write_in_flight_is_not_reopened_before_the_write_is_over() {
     let (far, folders) = (free_port(V4), [Folder::new("far-again"), Folder::new("front-again")]);
     let far_served = folders[0].serve(&config(1, far, &[folders[0].file_disk("far", "16MiB")]));
     let network = Network::new(far);

@@ -113,7 +113,7 @@ fn a_revocation_that_cannot_be_saved_is_in_force_and_saved_later() {
 }
 
 #[test]
-fn a_revocation_beside_a_file_that_was_changed_by_hand_is_in_force_until_that_is_read() {
+fn an_unsaved_revocation_holds_until_the_hand_edited_file_is_reloaded() {
     let (address, folder) = (free_port(V4), Folder::new("revocations-by-hand"));
     let socket = folder.file("sock");
     let text = with_socket(&for_one_host(&config(1, address, &[RAM.to_owned()])), &socket);

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use super::engine::Engine;
 use super::job::{Load, Tally};
-use super::{BenchError, Measured, Outcome, Plan, Stage, Total, WARM_UP, describe, outcome, target};
+use super::{BenchError, LoadSpec, Measured, Outcome, Stage, Total, WARM_UP, describe, outcome, target};
 use crate::args::BenchTargetArgs;
 use crate::random::Random;
 use crate::report::{BenchResult, Latencies, median, per_second};
@@ -36,7 +36,7 @@ pub(super) struct Against {
 
 struct Side<'a> {
     engine: Engine<'a>,
-    plan: Plan,
+    spec: LoadSpec,
     tally: Tally,
     /// Position of sequential loads.
     next: u64,
@@ -48,10 +48,10 @@ impl<'a> Side<'a> {
     fn connect(args: &BenchTargetArgs, done: &'a AtomicU64) -> Result<Side<'a>, BenchError> {
         let connected = target::connect(args)?;
         let allowed = connected.queues.first().map_or(0, spindle_nvme_initiator::IoQueue::transfer_bytes_max);
-        let mut plan = target::plan(args, &connected.namespace, allowed)?;
-        plan.warm_up = RAMP;
-        plan.measured = SLICE.min(args.load.seconds);
-        let engine = Engine::new(connected, &plan, done)?;
+        let mut spec = target::spec(args, &connected.namespace, allowed)?;
+        spec.warm_up = RAMP;
+        spec.measured = SLICE.min(args.load.seconds);
+        let engine = Engine::new(connected, &spec, done)?;
         let sum = Measured {
             elapsed: Duration::ZERO,
             operations: 0,
@@ -59,13 +59,13 @@ impl<'a> Side<'a> {
             cpu_share: None,
             busy: None,
         };
-        Ok(Side { engine, plan, tally: Tally::default(), next: 0, sum, cpu: Duration::ZERO })
+        Ok(Side { engine, spec, tally: Tally::default(), next: 0, sum, cpu: Duration::ZERO })
     }
 
     /// Runs one slice and returns its rate. `is_counted`: the slice is part of the result.
     fn slice(&mut self, seed: u64, is_counted: bool, done: &AtomicU64) -> Result<f64, BenchError> {
-        self.plan.seed = seed;
-        let mut load = Load::new(&self.plan, None, &mut self.tally);
+        self.spec.seed = seed;
+        let mut load = Load::new(&self.spec, None, &mut self.tally);
         load.continue_at(self.next);
         self.engine.run(&mut load)?;
         self.next = load.next_unit();
@@ -84,7 +84,7 @@ impl<'a> Side<'a> {
     fn finish(mut self, args: &BenchTargetArgs) -> Outcome {
         let share = self.cpu.as_secs_f64() / self.sum.elapsed.as_secs_f64();
         self.sum.cpu_share = Some(share).filter(|share| share.is_finite());
-        let (extras, run) = (self.engine.extras(args), describe(args, self.engine.target(), &self.plan));
+        let (extras, run) = (self.engine.extras(args), describe(args, self.engine.target(), &self.spec));
         self.engine.finish();
         outcome(run, self.sum, self.tally, extras)
     }
@@ -112,17 +112,17 @@ pub(super) fn measure(
     let mut first = Side::connect(args, &in_slice)?;
     let mut other = Side::connect(&other_args, &in_slice)?;
     let slices = |time: Duration, slice: Duration| time.as_nanos().div_ceil(slice.as_nanos().max(1));
-    let warm_up = slices(WARM_UP, first.plan.measured);
+    let warm_up = slices(WARM_UP, first.spec.measured);
     let mut count = warm_up + 1;
     let mut warm_up_rates = Vec::new();
     let title = format!("bench {} {} by turns", args.load.rw, args.load.bs);
     // Fails only after a panic of the main thread.
     let _ = stages.send(Stage { title, total: Total::Time(2 * (WARM_UP + args.load.seconds)) });
     // Both read and write the same addresses.
-    let units = first.plan.units.min(other.plan.units);
-    (first.plan.units, other.plan.units) = (units, units);
+    let units = first.spec.units.min(other.spec.units);
+    (first.spec.units, other.spec.units) = (units, units);
     let mut ratios = Vec::new();
-    let mut seeds = Random::new(first.plan.seed);
+    let mut seeds = Random::new(first.spec.seed);
     let mut pair = 0;
     while pair < count {
         let (seed, is_counted) = (seeds.below(u64::MAX), pair >= warm_up);
@@ -142,13 +142,13 @@ pub(super) fn measure(
         }
         if pair == warm_up {
             let slice = slice_for(median(warm_up_rates.drain(..)), args.load.qd, args.load.seconds);
-            (first.plan.measured, other.plan.measured) = (slice, slice);
+            (first.spec.measured, other.spec.measured) = (slice, slice);
             count = warm_up + slices(args.load.seconds, slice);
         }
     }
     if first.sum.operations == 0 || other.sum.operations == 0 {
         let rule =
-            format!("no command of one of the subsystems ended in its slices of {:?}", first.plan.measured);
+            format!("no command of one of the subsystems ended in its slices of {:?}", first.spec.measured);
         return Err(BenchError::Size { option: "--against", value: nqn.to_owned(), rule });
     }
     let other = other.finish(&other_args);

@@ -34,7 +34,7 @@ use super::engine::{
 };
 use super::job::{Command, Job, Load, Tally, cpu_time};
 use super::target::{self, Opened};
-use super::{BenchError, DRAIN_MAX, Outcome, Plan, Stage, Total, WARM_UP, add_busy, describe, outcome};
+use super::{BenchError, DRAIN_MAX, LoadSpec, Outcome, Stage, Total, WARM_UP, add_busy, describe, outcome};
 use crate::args::BenchTargetArgs;
 
 use connect::{CAPSULE_HLEN, Connection};
@@ -75,20 +75,20 @@ pub(super) fn measure(
     check(args)?;
     let began = Instant::now();
     let Opened { target, options, mut controller, namespace } = target::open(args, &target::depths(args)?)?;
-    let plan = target::plan(args, &namespace, controller.transfer_bytes_max())?;
-    let depth = plan.depths.first().copied().unwrap_or(1);
+    let spec = target::spec(args, &namespace, controller.transfer_bytes_max())?;
+    let depth = spec.depths.first().copied().unwrap_or(1);
     target::check_depth(args, depth, controller.depth_max())?;
     let connection = connect::connect(&target, controller.cntlid(), depth, &options)?;
     let connected_in = began.elapsed();
     let offered = u32::try_from(controller.identify().in_capsule_bytes()).unwrap_or(u32::MAX);
     let in_capsule_bytes = offered.min(options.in_capsule_bytes_max);
-    let mut queue = Queue::new(connection, &plan, namespace, in_capsule_bytes)?;
+    let mut queue = Queue::new(connection, &spec, namespace, in_capsule_bytes)?;
 
     // Fails only after a panic of the main thread.
     let title = format!("bench --bare {} {}", args.load.rw, args.load.bs);
-    let _ = stages.send(Stage { title, total: Total::Time(WARM_UP + plan.measured) });
+    let _ = stages.send(Stage { title, total: Total::Time(WARM_UP + spec.measured) });
     let mut tally = Tally::default();
-    let mut load = Load::new(&plan, None, &mut tally);
+    let mut load = Load::new(&spec, None, &mut tally);
     let turn_clock = args.busy.then(TurnClock::new);
     queue.run(&mut load, &mut controller, turn_clock.as_ref(), done)?;
     let measured = load.measured();
@@ -102,7 +102,7 @@ pub(super) fn measure(
     queue.close();
     // The result is complete.
     let _ = controller.shutdown();
-    Ok(outcome(describe(args, &target, &plan), measured, tally, extras))
+    Ok(outcome(describe(args, &target, &spec), measured, tally, extras))
 }
 
 /// The I/O queue: its connection, the state of its commands, and their buffers.
@@ -139,28 +139,28 @@ impl Queue {
     /// Allocates the receive buffer and the payload of writes.
     fn new(
         connection: Connection,
-        plan: &Plan,
+        spec: &LoadSpec,
         namespace: Namespace,
         in_capsule_bytes: u32,
     ) -> Result<Queue, BenchError> {
         let Connection { socket, cpda, h2c_bytes_max } = connection;
-        let depth = plan.depths.first().copied().unwrap_or(1);
-        let (mut payload, mut buffer) = (take_buf(plan.unit_bytes)?, take_buf(RECEIVE_BYTES)?);
+        let depth = spec.depths.first().copied().unwrap_or(1);
+        let (mut payload, mut buffer) = (take_buf(spec.unit_bytes)?, take_buf(RECEIVE_BYTES)?);
         // Also maps the pages before the measurement.
-        fill_pseudo_random(&mut payload, plan.seed);
-        fill_pseudo_random(&mut buffer, plan.seed);
-        let data_pdus = plan.unit_bytes.div_ceil(h2c_bytes_max) as usize;
+        fill_pseudo_random(&mut payload, spec.seed);
+        fill_pseudo_random(&mut buffer, spec.seed);
+        let data_pdus = spec.unit_bytes.div_ceil(h2c_bytes_max) as usize;
         let sender = Sender {
             outbox: Outbox::new(usize::from(depth) * (1 + data_pdus), payload),
             namespace,
-            unit_blocks: plan.unit_blocks,
-            unit_bytes: plan.unit_bytes,
-            is_in_capsule: plan.unit_bytes <= in_capsule_bytes,
+            unit_blocks: spec.unit_blocks,
+            unit_bytes: spec.unit_bytes,
+            is_in_capsule: spec.unit_bytes <= in_capsule_bytes,
             cpda,
             h2c_bytes_max,
             ends: vec![0; depth.into()].into_boxed_slice(),
         };
-        let commands = Commands::new(depth, plan.unit_bytes);
+        let commands = Commands::new(depth, spec.unit_bytes);
         Ok(Queue { socket, stream: Stream::default(), commands, sender, buffer, depth })
     }
 

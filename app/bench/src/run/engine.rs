@@ -12,7 +12,7 @@ use spindle_nvme_initiator as initiator;
 
 use super::job::{Command, Job, cpu_time};
 use super::target::Connected;
-use super::{BenchError, DRAIN_MAX, Plan};
+use super::{BenchError, DRAIN_MAX, LoadSpec};
 use crate::args::BenchTargetArgs;
 
 /// Fewest turns between two clock readings of turns without completions. Turns with completions always read
@@ -81,25 +81,25 @@ impl<'a> Engine<'a> {
     /// Allocates the buffers of all commands in flight and fills them with pseudo-random data.
     pub(super) fn new(
         connected: Connected,
-        plan: &Plan,
+        spec: &LoadSpec,
         done: &'a AtomicU64,
     ) -> Result<Engine<'a>, BenchError> {
-        let count = plan.depths.iter().map(|depth| u32::from(*depth)).sum();
-        let zone = ZoneSpec { buffer_bytes: plan.unit_bytes.next_multiple_of(4096), count };
+        let count = spec.depths.iter().map(|depth| u32::from(*depth)).sum();
+        let zone = ZoneSpec { buffer_bytes: spec.unit_bytes.next_multiple_of(4096), count };
         let pool = Pool::new(&[zone], Pages::Transparent)?;
         let mut set = QueueSet::new(initiator::Options::default().batch_bytes)?;
         let mut queue_states = Vec::new();
-        for (queue, depth) in connected.queues.into_iter().zip(&plan.depths) {
+        for (queue, depth) in connected.queues.into_iter().zip(&spec.depths) {
             let in_flight = vec![InFlight::default(); queue.depth()].into_boxed_slice();
-            let mut spare: Vec<Buf> = (0..*depth).filter_map(|_| pool.take(plan.unit_bytes)).collect();
-            spare.iter_mut().for_each(|buf| fill_pseudo_random(buf, plan.seed));
+            let mut spare: Vec<Buf> = (0..*depth).filter_map(|_| pool.take(spec.unit_bytes)).collect();
+            spare.iter_mut().for_each(|buf| fill_pseudo_random(buf, spec.seed));
             queue_states.push(QueueState { in_flight, spare });
             set.add(queue)?;
         }
         Ok(Engine {
             set,
             queue_states,
-            mapping: UnitMapping { namespace: connected.namespace, unit_blocks: plan.unit_blocks.into() },
+            mapping: UnitMapping { namespace: connected.namespace, unit_blocks: spec.unit_blocks.into() },
             controllers: connected.controllers,
             target: connected.target,
             connected_in: connected.connected_in,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use spindle_nvme_initiator::{Buf, Failure, Nanos};
 
-use super::{BenchError, ERRORS_SHOWN, Measured, Plan};
+use super::{BenchError, ERRORS_SHOWN, LoadSpec, Measured};
 use crate::random::Random;
 use crate::report::Latencies;
 use crate::verify::GenerationTable;
@@ -228,17 +228,21 @@ pub(super) struct Load<'a> {
 }
 
 impl<'a> Load<'a> {
-    pub(super) fn new(plan: &Plan, table: Option<&'a mut GenerationTable>, tally: &'a mut Tally) -> Load<'a> {
+    pub(super) fn new(
+        spec: &LoadSpec,
+        table: Option<&'a mut GenerationTable>,
+        tally: &'a mut Tally,
+    ) -> Load<'a> {
         Load {
             table,
             tally,
-            reads_percent: plan.reads_percent,
-            is_random: plan.access.is_random(),
-            units: plan.units,
-            random: Random::new(plan.seed),
+            reads_percent: spec.reads_percent,
+            is_random: spec.access.is_random(),
+            units: spec.units,
+            random: Random::new(spec.seed),
             next: 0,
-            warm_up: plan.warm_up.into(),
-            measured: plan.measured.into(),
+            warm_up: spec.warm_up.into(),
+            measured: spec.measured.into(),
             started: None,
             measured_from: None,
             measured_to: Nanos::ZERO,
@@ -447,8 +451,8 @@ mod tests {
     use super::*;
     use crate::access::Access;
 
-    fn plan(access: Access, verify: bool) -> Plan {
-        Plan {
+    fn spec(access: Access, verify: bool) -> LoadSpec {
+        LoadSpec {
             access,
             reads_percent: access.reads_percent(50),
             unit_bytes: 4096,
@@ -473,8 +477,8 @@ mod tests {
     #[test]
     fn only_the_measured_time_counts_and_the_run_ends_with_it() {
         let (mut tally, mut buf) = (Tally::default(), buf());
-        let plan = plan(Access::RandRead, false);
-        let mut load = Load::new(&plan, None, &mut tally);
+        let spec = spec(Access::RandRead, false);
+        let mut load = Load::new(&spec, None, &mut tally);
         for at in 0..=1200 {
             load.tick(MS(at));
             if let Some(command) = load.next(&mut buf) {
@@ -492,8 +496,8 @@ mod tests {
     #[test]
     fn commands_in_flight_at_the_end_of_a_slice_have_a_latency_and_do_not_count() {
         for (is_slice, latencies) in [(true, 3), (false, 1)] {
-            let (mut tally, plan) = (Tally::default(), plan(Access::Read, false));
-            let mut load = Load::new(&plan, None, &mut tally);
+            let (mut tally, spec) = (Tally::default(), spec(Access::Read, false));
+            let mut load = Load::new(&spec, None, &mut tally);
             if is_slice {
                 load.continue_at(5);
                 assert_eq!(load.next_unit(), 5);
@@ -514,8 +518,8 @@ mod tests {
 
     #[test]
     fn equal_latencies_in_a_row_are_all_counted() {
-        let (mut tally, plan) = (Tally::default(), plan(Access::Read, false));
-        let mut load = Load::new(&plan, None, &mut tally);
+        let (mut tally, spec) = (Tally::default(), spec(Access::Read, false));
+        let mut load = Load::new(&spec, None, &mut tally);
         load.tick(MS(0));
         load.tick(MS(100));
         for took in [1, 1, 1, 2, 2, 1, 9] {
@@ -530,12 +534,12 @@ mod tests {
     #[test]
     fn sequential_addresses_come_round_and_random_ones_reach_everything() {
         let (mut tally, mut buf) = (Tally::default(), buf());
-        let sequential = plan(Access::Write, false);
+        let sequential = spec(Access::Write, false);
         let mut load = Load::new(&sequential, None, &mut tally);
         let units: Vec<u64> =
             (0..18).filter_map(|_| load.next(&mut buf)).map(|command| command.unit).collect();
         assert_eq!(units[14..], [14, 15, 0, 1]);
-        let random = plan(Access::RandRw, false);
+        let random = spec(Access::RandRw, false);
         let mut load = Load::new(&random, None, &mut tally);
         let commands: Vec<Command> = (0..2000).filter_map(|_| load.next(&mut buf)).collect();
         for unit in 0..16 {
@@ -548,8 +552,8 @@ mod tests {
     #[test]
     fn a_verified_run_finds_what_a_faulty_disk_did() {
         let (mut tally, mut data) = (Tally::default(), buf());
-        let plan = plan(Access::RandWrite, true);
-        let mut table = plan.table().expect("verified");
+        let spec = spec(Access::RandWrite, true);
+        let mut table = spec.table().expect("verified");
         let mut disk: Vec<Vec<u8>> = vec![Vec::new(); 16];
         let mut fill = Fill::new(&mut table, &mut tally);
         while let Some(command) = fill.next(&mut data) {
@@ -576,8 +580,8 @@ mod tests {
     #[test]
     fn failed_commands_are_counted_and_the_first_are_shown() {
         let mut tally = Tally::default();
-        let plan = plan(Access::Read, false);
-        let mut load = Load::new(&plan, None, &mut tally);
+        let spec = spec(Access::Read, false);
+        let mut load = Load::new(&spec, None, &mut tally);
         for _ in 0..20 {
             load.ended(Command { unit: 4, is_read: true }, Err(Failure::Lost), None, (MS(0), MS(1)));
         }

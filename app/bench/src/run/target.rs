@@ -11,7 +11,7 @@ use initiator::{
 };
 use spindle_nvme_initiator as initiator;
 
-use super::{BenchError, Plan, WARM_UP};
+use super::{BenchError, LoadSpec, WARM_UP};
 use crate::args::BenchTargetArgs;
 use crate::size::Bytes;
 use crate::verify;
@@ -223,7 +223,11 @@ pub(super) fn depths(args: &BenchTargetArgs) -> Result<Vec<u16>, BenchError> {
 }
 
 /// Checks the options against the namespace and the target's limits; `allowed`: most bytes of a command.
-pub(super) fn plan(args: &BenchTargetArgs, namespace: &Namespace, allowed: u32) -> Result<Plan, BenchError> {
+pub(super) fn spec(
+    args: &BenchTargetArgs,
+    namespace: &Namespace,
+    allowed: u32,
+) -> Result<LoadSpec, BenchError> {
     let load = &args.load;
     let wrong =
         |option, value: Bytes, rule: String| BenchError::Size { option, value: value.to_string(), rule };
@@ -271,7 +275,7 @@ pub(super) fn plan(args: &BenchTargetArgs, namespace: &Namespace, allowed: u32) 
             format!("--verify needs room for at least --qd commands, {}", load.qd),
         ));
     }
-    Ok(Plan {
+    Ok(LoadSpec {
         access: load.rw,
         reads_percent: load.rw.reads_percent(load.mix),
         unit_bytes,

@@ -467,7 +467,7 @@ fn drives_whose_keys_do_not_fit_them() {
 }
 
 #[test]
-fn a_missing_drive_is_told_to_whoever_looks_and_does_not_keep_the_others_from_being_served() {
+fn a_missing_drive_fails_the_config_check_and_other_disks_are_served_at_start() {
     let text = [LISTENER, "[[disk]]\nname = \"d\"\nnvme = \"fffe:ff:1f.7\"\n", &ram("a")].concat();
     let to_look_at = Machine { is_for_start: false, ..machine() };
     assert_eq!(

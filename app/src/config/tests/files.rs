@@ -140,7 +140,7 @@ fn the_reference_in_the_documentation_is_the_schema() {
 }
 
 #[test]
-fn the_unit_waits_longer_than_the_default_deadline_and_allows_the_default_connections() {
+fn the_systemd_unit_outlasts_the_drain_deadline_and_allows_default_connections() {
     let unit = repository("conf/spindle.service");
     let number = |name: &str| -> u64 {
         let line = unit

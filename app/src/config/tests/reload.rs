@@ -377,7 +377,7 @@ fn a_reload_refuses_by_name_what_cannot_change() {
 }
 
 #[test]
-fn rdma_listeners_come_and_go_where_there_was_one_at_the_start_with_what_receives_have_room_for() {
+fn a_reload_changes_rdma_listeners_up_to_the_in_capsule_size_of_those_at_start() {
     let at = |port: u16, bytes: u32| {
         format!("[[listener]]\naddress = \"127.0.0.1:{port}\"\ntransport = \"rdma\"\nin_capsule = {bytes}\n")
     };
@@ -423,7 +423,7 @@ fn a_disk_under_the_identity_of_another_is_refused() {
 }
 
 #[test]
-fn the_times_of_a_disk_of_another_target_are_fixed_and_its_identity_is_not_known_before_it_is_open() {
+fn settings_of_a_remote_disk_are_fixed_and_its_identity_is_unknown_before_open() {
     let with = |more: &str| {
         let far = "kind = \"remote\"\naddress = \"192.0.2.7:4420\"\nnqn = \"nqn.2026-01.test:far\"\n";
         [LISTENER, "[[disk]]\nname = \"r\"\n", far, more, &subsystem("s", &["r"])].concat()

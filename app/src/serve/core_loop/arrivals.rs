@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_turn_makes_one_queue_pair_and_takes_a_few_sockets_and_the_next_turns_the_others() {
+    fn a_turn_takes_one_queue_pair_and_a_few_sockets_and_later_turns_the_others() {
         let mut arrivals = Arrivals::new();
         (0..9).for_each(|tcp| arrivals.tcp.push(tcp));
         (0..9).for_each(|rdma| arrivals.rdma.push(rdma));

@@ -10,7 +10,7 @@ use spindle_nvme_transport::admission::{Admission, Admitted};
 use spindle_nvme_transport::{Connections, TransportKind};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::rate::RateLimit;
-use spindle_reactor::run::{LONG, LongTurn, Shared, Turns};
+use spindle_reactor::run::{CoreShared, LONG, LongTurn, Turns};
 use spindle_target::core::TargetCore;
 use spindle_target::qpair::Qpair;
 
@@ -179,7 +179,7 @@ impl Core {
     }
 }
 
-impl Shared for Core {
+impl CoreShared for Core {
     fn begin_turn(&mut self, now: Nanos, wall_ms: u64) {
         self.now = now;
         self.target.set_time(now, wall_ms);

@@ -318,7 +318,7 @@ fn drives_that_come_are_taken_up_and_those_that_do_not_are_not_asked_for() {
 }
 
 #[test]
-fn a_drive_that_takes_for_ever_holds_up_neither_a_look_nor_the_other_drive_nor_sizes() {
+fn a_drive_whose_open_hangs_delays_neither_polls_nor_other_drives_nor_resizes() {
     let bays = Arc::new(Bays::default());
     let mut served = served(&bays, &[(FIRST, 1), (SECOND, 1)]);
     let now = Instant::now();

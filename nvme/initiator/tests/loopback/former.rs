@@ -64,7 +64,7 @@ fn a_target_that_is_no_spindle_is_sent_nothing() {
 }
 
 #[test]
-fn a_target_that_refuses_the_opcode_does_not_support_it_and_after_another_refusal_something_may_land() {
+fn end_former_is_unsupported_on_invalid_opcode_and_other_errors_mean_may_land() {
     let (result, sent) = ask(true, None, Act::Execute);
     assert_eq!((result.expect("no loss"), sent), (Former::Unsupported, 1));
     let (result, _) = ask(true, Some(0), Act::Fail(Status::COMMAND_SEQUENCE_ERROR));

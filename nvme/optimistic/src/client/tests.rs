@@ -259,7 +259,7 @@ fn several_pages_are_learned_by_get_references() {
 
 /// 1000 blocks of 4 KiB, of which the directory has 128.
 #[test]
-fn the_walk_of_a_new_connection_begins_at_the_first_page_whatever_the_former_one_has_asked() {
+fn a_new_connection_walks_the_directory_from_page_0_whatever_the_former_one_asked() {
     let make = || World::with(&OptimisticOptions { directory_pages: 128, is_eager: true });
     // The first block of what is asked for.
     let ask = |world: &mut World, slot| {

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_is_revoked_loses_its_connections_and_its_tokens_and_others_keep_theirs() {
+    fn a_revoked_host_loses_its_connections_and_tokens_and_others_keep_theirs() {
         let (mut world, stays, goes) = (World::new(), Host::new(1), Host::new(2));
         let hosts = [&stays, &goes, &goes, &stays];
         for token in hosts.map(|host| world.token(host)) {

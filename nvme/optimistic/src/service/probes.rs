@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_goes_later_is_found_and_a_completion_of_another_time_changes_nothing() {
+    fn a_client_that_vanishes_later_is_detected_and_a_stray_completion_is_ignored() {
         let begin = Instant::now();
         let mut it = Fake::new(7, Peer::There, begin);
         it.probe.completed(false, begin);

@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_space_is_never_switched_off_nor_the_interrupt_on_and_the_rest_of_the_word_is_left() {
+    fn the_pci_command_keeps_memory_space_on_intx_off_and_its_other_bits_unchanged() {
         for now in [0, 0x0400, 0x0406, 0xffff] {
             for is_master in [true, false] {
                 let word = command_word(now, is_master);

@@ -358,7 +358,7 @@ fn a_core_that_did_not_stop_in_time_gives_no_buffer_back_before_the_drive_is_off
 }
 
 #[test]
-fn a_core_that_did_not_stop_before_a_removal_gives_no_buffer_back_before_the_drive_is_off() {
+fn a_core_that_hangs_in_a_removal_returns_no_buffer_until_the_drive_is_off() {
     let spec = EmulatorSpec { timeout: 2, rtd3e_us: 21_000_000, shutdown_steps: 20_000, ..small_blocks() };
     let (mut world, mut hung) = world_with_one_that_hangs_of(spec, settings());
     slow_read(&mut world, hung.as_mut(), 100_000);
@@ -527,7 +527,7 @@ fn a_loss_of_power_is_told_by_the_next_flush_and_only_by_that() {
 }
 
 #[test]
-fn a_controller_that_cannot_be_disabled_still_has_its_admin_queue_until_it_is_cut_off() {
+fn a_controller_that_cannot_be_disabled_keeps_its_dma_mappings_until_bus_master_off() {
     let mut world = world();
     world.read(3, 1).expect("in service");
     let mappings = world.emulator.mappings();

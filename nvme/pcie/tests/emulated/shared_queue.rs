@@ -239,7 +239,7 @@ fn a_sharer_fails_in_time_when_its_host_hangs_over_a_reset_and_goes_on_when_it_d
 }
 
 #[test]
-fn a_sharer_whose_host_hangs_while_the_drive_works_fails_in_time_and_goes_on_when_it_does() {
+fn a_sharer_fails_in_time_when_its_host_hangs_without_a_reset_and_resumes_with_it() {
     let mut world = World::with(one_pair(), settings(), 2);
     (0..2).for_each(|core| assert_eq!(read_on(&mut world, core, 9), Ok(0)));
     assert_eq!(write_without_host(&mut world, 1, 9, 7, 20_000), 1);

@@ -97,7 +97,7 @@ fn more_capsules_than_it_said_it_would_send_end_the_connection_and_hold_no_memor
 }
 
 #[test]
-fn an_answer_or_an_end_without_one_lets_the_host_send_another_before_it_is_known_to_have_left() {
+fn a_reply_or_end_without_reply_admits_another_capsule_before_the_send_completes() {
     let config = ConnConfig { receives: 2, ..ConnConfig::default() };
     for is_forgotten in [false, true] {
         let (pool, mut conn) = (pool(), Conn::new(config));

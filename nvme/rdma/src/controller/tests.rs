@@ -639,7 +639,7 @@ fn sent(conn: &mut Conn) -> Vec<u16> {
 /// The figures of docs/benchmarks.md: a read costs two work requests, and in a batch of 32 a sixteenth of a
 /// completion.
 #[test]
-fn of_a_batch_of_replies_every_sixteenth_and_the_last_are_signalled_and_end_those_before_them() {
+fn every_16th_and_the_last_reply_of_a_batch_are_signalled_and_complete_earlier_ones() {
     let (pool, mut conn) = (pool(), deep());
     for (count, runs) in
         [(1, vec![1]), (2, vec![2]), (16, vec![16]), (32, vec![16, 16]), (40, vec![16, 16, 8])]
@@ -717,7 +717,7 @@ fn a_reply_that_stops_at_the_end_of_the_send_queue_ends_those_before_it() {
 }
 
 #[test]
-fn a_failure_among_unsignalled_replies_keeps_their_buffers_until_the_signalled_one_is_flushed() {
+fn a_failed_unsignalled_reply_keeps_buffers_until_the_signalled_one_is_flushed() {
     let all = 64 * u64::from(PIECE);
     // Index of the work request that fails: the first WRITE, an unsignalled SEND, and the signalled one.
     for index in [0, 3, 7] {

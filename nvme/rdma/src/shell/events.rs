@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_receive_of_another_cores_queue_pair_is_told_to_that_core_and_ends_its_wait() {
+    fn last_wqe_reached_is_passed_to_the_core_of_its_queue_pair_and_ends_its_wait() {
         let (mut first, mut other) = (Core::ending(1), Core::ending(2));
         tell(AsyncEvent::QueuePairDrained { number: 2, serial: 10 }, &mut first, &mut other);
         assert!(other.end.is_drained && other.done == ["pump"]);

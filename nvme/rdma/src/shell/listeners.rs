@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_whose_address_moves_is_dropped_and_listens_anew_until_a_device_hears_it() {
+    fn a_listener_whose_address_moves_is_suspended_and_retried_until_a_device_has_it() {
         let taken = Taken::default();
         let (mut listeners, tokens) = listeners(&taken);
         assert_eq!(listeners.suspend(CmToken::next()), None);
@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_whose_address_is_absent_at_the_start_is_shown_and_tried_once_the_others_listen() {
+    fn an_address_absent_at_start_is_reported_and_retried_once_other_listeners_listen() {
         let taken = Taken::default();
         let mut listeners = Listeners::default();
         let tell = |listeners: &mut Listeners<Fake>| {

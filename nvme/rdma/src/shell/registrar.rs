@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_cannot_be_registered_is_sent_once_it_can_and_the_device_serves_the_others() {
+    fn a_disk_that_cannot_be_registered_is_sent_once_it_can_and_others_are_served() {
         let (all, pools, disks) = (devices(&[(true, false)]), areas::<1>(), areas::<2>());
         let mut registrar = start(&all, &pools).expect("registered");
         all[0].device().refuse_after(1);

@@ -57,13 +57,13 @@ impl Connections for Reader {
         None
     }
 
-    fn step(&mut self, id: ConnectionId) {
+    fn step_deferred(&mut self, id: ConnectionId) {
         self.steps[id.index()] += 1;
         let event = self.conns.get_mut(id.0).and_then(Transport::next_event);
         assert!(event.is_none() || self.is_over, "less than a header: {event:?}");
     }
 
-    fn step_sent(&mut self, _id: ConnectionId) {}
+    fn step(&mut self, _id: ConnectionId) {}
 
     fn has_submitted(&self, _id: ConnectionId) -> bool {
         self.has_submitted

@@ -75,7 +75,7 @@ fn a_read_is_one_c2h_data_with_success_where_the_host_does_without_completions()
 }
 
 #[test]
-fn a_read_has_a_completion_behind_its_data_where_the_host_wants_one_or_it_says_something() {
+fn a_read_gets_a_response_capsule_after_its_data_unless_the_cqe_may_be_omitted() {
     // Flow control is on; then a result dword; then both digests.
     let mut rig = Controller::ready(ConnConfig::default(), NONE);
     rig.may_omit_cqe = false;

@@ -58,7 +58,7 @@ fn every_cut_of_a_short_stream_gives_a_controller_the_same_events() {
 }
 
 #[test]
-fn every_cut_of_a_short_stream_with_digests_that_ends_in_a_violation_gives_the_same_events() {
+fn every_cut_of_a_short_stream_with_digests_and_a_violation_gives_the_same_events() {
     let mut stale = wire::h2c_data(3, FIRST_TTAG, 0, &[1; 4], true, BOTH);
     stale.truncate(30);
     let stream = short_controller_stream(BOTH, &stale);
@@ -179,7 +179,7 @@ fn random_pieces<'a>(rng: &mut Rng, mut stream: &'a [u8]) -> Vec<&'a [u8]> {
 }
 
 #[test]
-fn random_cuts_of_a_long_stream_with_and_without_direct_receive_give_the_same_events() {
+fn random_cuts_of_a_long_stream_give_the_same_events_also_with_direct_receive() {
     for seed in 1..40 {
         let mut rng = Rng(seed);
         let digests = wire::ALL[rng.below(4)];

@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_core_that_misses_in_each_read_spends_its_share_and_one_that_misses_seldom_enters_all() {
+    fn a_core_that_always_misses_spends_its_budget_and_rare_misses_all_enter() {
         let each_second = 1_000_000_000 / INTERVAL;
         for (pages, period) in [(1, 5_000), (32, 50_000), (128, 100_000)] {
             let entered = entered(Budget::new(true), pages, period);

@@ -37,7 +37,7 @@ const WRITE_ZEROES: u8 = 0x08;
 type Given = (u8, u64, u64, u32);
 
 /// What a drive is, shared by the cores that have it open.
-struct State {
+struct DeviceState {
     bytes: Vec<u8>,
     block_bytes: usize,
     /// All that it was given, in order.
@@ -51,14 +51,14 @@ struct State {
 
 /// One core's way to it.
 struct FakeDrive {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<DeviceState>>,
     begun: Vec<PassDone>,
     /// What was submitted, to come back in any order.
     ended: Vec<PassDone>,
     is_gone: bool,
 }
 
-impl State {
+impl DeviceState {
     fn command(&mut self, opcode: u8, lba: u64, blocks: u64, bits: u32) -> Result<Range<usize>, PassError> {
         self.given.push((opcode, lba, blocks, bits));
         self.ends.pop_front().unwrap_or(Ok(()))?;
@@ -131,7 +131,7 @@ impl Drive for FakeDrive {
 /// A disk on such a drive.
 struct FakeNg {
     shared: Arc<NgShared>,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<DeviceState>>,
 }
 
 const MIB: usize = 1 << 20;
@@ -152,7 +152,7 @@ fn limits(block_bytes: u32) -> Limits {
 
 impl FakeNg {
     fn new(limits: Limits) -> FakeNg {
-        let state = State {
+        let state = DeviceState {
             bytes: vec![0; MIB],
             block_bytes: limits.block_bytes as usize,
             given: Vec::new(),
@@ -163,7 +163,7 @@ impl FakeNg {
         FakeNg { shared: Arc::new(NgShared::new(limits, None)), state: Arc::new(Mutex::new(state)) }
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+    fn state(&self) -> std::sync::MutexGuard<'_, DeviceState> {
         self.state.lock().expect("whole")
     }
 

@@ -99,7 +99,7 @@ fn a_connection_that_has_ended_is_made_again_and_the_queue_stays() {
 }
 
 #[test]
-fn the_loss_of_the_queue_ends_the_attempt_and_a_grant_of_the_lost_association_is_not_used() {
+fn queue_loss_ends_the_attach_and_a_grant_of_the_lost_association_is_not_used() {
     let mut world = world(1);
     script(|script| script.attach = Some(true));
     let handle = world.control.next_grant(1).expect("a core waits");

@@ -285,7 +285,7 @@ fn an_io_queue_beyond_the_last_is_refused() {
 }
 
 #[test]
-fn an_io_queue_before_the_controller_is_enabled_is_a_sequence_error_and_takes_nothing() {
+fn an_io_queue_connect_before_cc_en_is_a_sequence_error_and_takes_no_qid() {
     let world = World::new();
     let controller = world.connect(SUBSYSTEM, 0);
     let refusal = Attempt::io(controller.shared.cntlid, 1).refused(&world);

@@ -204,7 +204,7 @@ fn a_warning_of_a_drive_is_told_once_until_it_comes_again() {
 }
 
 #[test]
-fn a_warning_that_is_there_when_the_host_lets_it_through_is_told_and_one_that_it_does_not_is_not() {
+fn a_present_warning_is_reported_once_the_host_enables_it_and_a_masked_one_is_not() {
     let (world, drive) = with_drive();
     let mut controller = world.io();
     hold(&world, &mut controller, 1);

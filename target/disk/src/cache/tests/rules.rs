@@ -335,7 +335,7 @@ fn long_writes_beyond_those_that_the_cache_knows_wait() {
 
 /// A read of another target that is not answered in time: its buffer comes back later, unseen.
 #[test]
-fn frames_of_a_lost_piece_are_free_when_the_disk_drops_it_before_the_other_piece_ends() {
+fn frames_of_a_lost_piece_are_free_once_it_is_dropped_before_the_other_piece_ends() {
     let mut rig = Rig::new(128 * PAGE, 1 << 20);
     rig.data(PAGE, PAGE);
     rig.control.loses.store(1, SeqCst);
@@ -522,7 +522,7 @@ fn a_handle_that_is_dropped_leaves_no_write_and_no_sweep_behind() {
 }
 
 #[test]
-fn the_part_of_a_page_at_the_end_of_the_disk_is_not_cached_and_long_reads_are_passed() {
+fn a_partial_last_page_is_not_cached_and_long_reads_pass_around_the_cache() {
     let mut rig = Rig::new(256 * PAGE + 512, 2 << 20);
     for _ in 0..2 {
         assert_eq!(rig.data(256 * PAGE, 512), [0; 512]);

@@ -1,4 +1,4 @@
-//! [`Plan`]: which far target, which faults and how much of what a seed draws.
+//! [`Scenario`]: which far target, which faults and how much of what a seed draws.
 
 use nvme_spec::identify::Oncs;
 use spindle_reactor::clock::Nanos;
@@ -46,7 +46,7 @@ pub struct Rates {
 
 /// What a seed draws.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct Scenario {
     /// Cores, each with a queue.
     pub cores: usize,
     /// Blocks of the disk.
@@ -83,10 +83,10 @@ pub struct Plan {
     pub is_cached: bool,
 }
 
-impl Plan {
+impl Scenario {
     /// What `seed` draws.
     #[must_use]
-    pub fn draw(seed: u64) -> Plan {
+    pub fn draw(seed: u64) -> Scenario {
         let mut rng = Rng::new(seed);
         let rng = &mut rng;
         let kind = if rng.permille(600) { Kind::Spindle } else { Kind::Other };
@@ -107,7 +107,7 @@ impl Plan {
             forgets: rate(600, 80),
             reopens: rate(400, 30),
         };
-        Plan {
+        Scenario {
             cores: rng.pick(&[1, 1, 2, 2, 2, 3]),
             blocks: rng.between(16, 64),
             block_bytes: rng.pick(&[512, 512, 512, 4096]),
@@ -135,14 +135,19 @@ impl Plan {
     /// What `seed` draws, with a cache in front of the disk. Blocks of a page are written and read together
     /// or apart.
     #[must_use]
-    pub fn draw_cached(seed: u64) -> Plan {
-        Plan { is_cached: true, ..Plan::draw(seed) }
+    pub fn draw_cached(seed: u64) -> Scenario {
+        Scenario { is_cached: true, ..Scenario::draw(seed) }
     }
 
     /// What `seed` draws, with optimistic reads: a command can be a page.
     #[must_use]
-    pub fn draw_optimistic(seed: u64) -> Plan {
-        let plan = Plan::draw(seed);
-        Plan { is_optimistic: true, transfer_blocks: plan.transfer_blocks.max(8), pieces_max: 16, ..plan }
+    pub fn draw_optimistic(seed: u64) -> Scenario {
+        let scenario = Scenario::draw(seed);
+        Scenario {
+            is_optimistic: true,
+            transfer_blocks: scenario.transfer_blocks.max(8),
+            pieces_max: 16,
+            ..scenario
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! [`Plan`]: which drive, which faults and how much of what a seed draws.
+//! [`Scenario`]: which drive, which faults and how much of what a seed draws.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ const NAMESPACE_BYTES: u64 = 6 << 20;
 
 /// What a seed draws.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct Scenario {
     /// The drive.
     pub spec: EmulatorSpec,
     /// What its commands meet.
@@ -61,7 +61,7 @@ fn faults(rng: &mut Rng, seed: u64) -> Faults {
     }
 }
 
-impl Plan {
+impl Scenario {
     /// The drive takes a deallocation as a hint, and leaves all as it was.
     #[must_use]
     pub fn is_deallocation_a_hint(&self) -> bool {
@@ -71,7 +71,7 @@ impl Plan {
 
     /// What `seed` draws.
     #[must_use]
-    pub fn draw(seed: u64) -> Plan {
+    pub fn draw(seed: u64) -> Scenario {
         let mut rng = Rng::new(seed);
         let rng = &mut rng;
         let block_bytes = rng.pick(&[512, 4096]);
@@ -118,7 +118,7 @@ impl Plan {
         let faults = if is_quiet { Faults::default() } else { faults(rng, seed) };
         let mut often = |n: u64| if is_quiet || rng.permille(500) { 0 } else { rng.between(1, n) };
         let (pulls, events) = (often(3), often(4));
-        Plan {
+        Scenario {
             spec,
             faults,
             cores: rng.size(1, 4),
