@@ -207,7 +207,7 @@ fn disk_areas(snapshot: &Snapshot) -> Vec<DiskArea> {
 
 #[cfg(test)]
 mod tests {
-    use spindle_reactor::mailbox::mesh;
+    use spindle_reactor::mailbox::{Mailbox, mesh};
     use spindle_reactor::mem::Pages;
     use spindle_target_disk::{
         ChannelContext, DiskChannel, Geometry, NullDisk, NullSpec, OpenError, ResizeError, Usage,
@@ -280,39 +280,69 @@ mod tests {
         }
     }
 
+    /// Adds what was received to `log`.
+    fn receive(mailbox: &mut Mailbox<CoreMessage>, log: &mut Vec<String>) {
+        while let Some((_, message)) = mailbox.receive() {
+            log.extend(match message {
+                // Of the period.
+                CoreMessage::Rdma(DeviceMessage::Lost(0)) => None,
+                CoreMessage::Rdma(DeviceMessage::Lost(serial)) => Some(format!("device {serial}")),
+                CoreMessage::ListenRdma => Some("listen".to_owned()),
+                CoreMessage::Target(Message::Snapshot(it)) => Some(format!("snapshot {}", it.generation)),
+                CoreMessage::Rdma(_)
+                | CoreMessage::Target(_)
+                | CoreMessage::Accept(_)
+                | CoreMessage::AcceptRdma(_)
+                | CoreMessage::Listen(_) => panic!("another message"),
+            });
+        }
+    }
+
     #[test]
-    fn a_core_has_the_memory_of_a_snapshot_before_the_snapshot_and_before_it_listens() {
+    fn cores_have_the_memory_of_a_snapshot_before_the_snapshot_and_before_they_listen() {
         let first = Config::builtin().plan().snapshot(None, &LocalDrives, &[]).expect("opened");
         let mut next = Config::builtin().plan().snapshot(None, &LocalDrives, &[]).expect("opened");
         Arc::get_mut(&mut next).expect("not shared").generation = 7;
         let mut mailboxes = mesh::<CoreMessage>(2, 16).expect("mailboxes");
         let (rdma, remote) = (Some(Box::new(DevicePerSnapshot) as _), mailboxes[0].remote());
         let registrar = Registrar::start(rdma, Vec::new(), first, 2, remote, Arc::default());
-        let registrar = registrar.expect("a thread");
-        assert!(registrar.send((next, Vec::new())).is_ok());
-        for (core, expected) in
-            [(1, &["lost 1", "lost 7", "snapshot 7"][..]), (0, &["lost 1", "listen", "lost 7", "snapshot 7"])]
-        {
-            let mut received: Vec<String> = Vec::new();
-            while received.len() < expected.len() {
-                let Some((_, message)) = mailboxes[core].receive() else {
-                    std::thread::yield_now();
-                    continue;
-                };
-                received.extend(match message {
-                    // Of the period.
-                    CoreMessage::Rdma(DeviceMessage::Lost(0)) => None,
-                    CoreMessage::Rdma(DeviceMessage::Lost(serial)) => Some(format!("lost {serial}")),
-                    CoreMessage::ListenRdma => Some("listen".to_owned()),
-                    CoreMessage::Target(Message::Snapshot(it)) => Some(format!("snapshot {}", it.generation)),
-                    CoreMessage::Rdma(_)
-                    | CoreMessage::Target(_)
-                    | CoreMessage::Accept(_)
-                    | CoreMessage::AcceptRdma(_)
-                    | CoreMessage::Listen(_) => panic!("another message"),
-                });
+        assert!(registrar.expect("a thread").send((next, Vec::new())).is_ok());
+        let mut logs = [Vec::new(), Vec::new()];
+        while logs.iter().any(|log| log.last().is_none_or(|last| last != "snapshot 7")) {
+            // The core that listens first: the other one must have all devices that this one has.
+            for (core, log) in logs.iter_mut().enumerate() {
+                receive(&mut mailboxes[core], log);
             }
-            assert_eq!(received, expected, "core {core}");
+            let devices = |core: usize| logs[core].iter().filter(|it| it.starts_with("device")).count();
+            assert!(devices(0) <= devices(1), "{logs:?}");
+            std::thread::yield_now();
         }
+        assert_eq!(logs[0], ["device 1", "listen", "device 7", "snapshot 7"]);
+        assert_eq!(logs[1], ["device 1", "device 7", "snapshot 7"]);
     }
+
+    #[test]
+    fn a_device_is_sent_to_the_core_that_listens_last() {
+        let mut mailboxes = mesh::<CoreMessage>(3, 16).expect("mailboxes");
+        let remote = mailboxes[0].remote();
+        // Full, so that the thread waits for this core.
+        while remote.send(ACCEPTOR, CoreMessage::ListenRdma).is_ok() {}
+        let stop = Arc::new(AtomicBool::new(false));
+        let (rdma, pools) = (None, Vec::new());
+        let thread = RegistrarThread { rdma, pools, cores: 3, remote, stop: Arc::clone(&stop) };
+        std::thread::scope(|scope| {
+            scope.spawn(move || thread.broadcast_rdma(vec![DeviceMessage::Lost(1)]));
+            let begun = Instant::now();
+            for core in [1, 2] {
+                while mailboxes[core].receive().is_none() && begun.elapsed() < HANGS {
+                    std::thread::yield_now();
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+            assert!(begun.elapsed() < HANGS, "the others were not sent the device first");
+        });
+    }
+
+    /// The thread would wait for ever.
+    const HANGS: Duration = Duration::from_secs(20);
 }

@@ -7,22 +7,25 @@ skip_on nvmet 'its buffers are not ours to set'
 # a target that sends at its tick has a tenth in each.
 share_min=50 rounds_max=6
 
+limit=${SPINDLE%/*}/spindle-limit
+[ -x "$limit" ] || fail "no $limit: cargo build --release -p spindle-tests-limit"
+
 # delay MS: so long there and back.
 delay() { tc qdisc replace dev lo root netem delay "$(($1 * 500))us" limit 100000; }
 modprobe sch_netem
 trap 'tc qdisc del dev lo root 2>/dev/null || true' EXIT
 
-# rate ARGUMENT...: MB/s of a run of `spindle bench`.
+# rate COMMAND...: MB/s that this measures.
 rate() {
-    "$SPINDLE" bench "$@" --rw read --bs 1MiB --qd 4 --seconds 1 --json >"$WORK/rate" || return 1
+    "$@" --rw read --bs 1MiB --qd 4 --seconds 1 --json >"$WORK/rate" || return 1
     sed -n 's/.*"mb_per_s": *\([0-9]*\).*/\1/p' "$WORK/rate"
 }
 
 # round: true if both have their share; prints what was measured.
 round() {
     local bare ours kernel
-    bare=$(rate limit --span 64MiB --socket-buffer "$buffer") && [ "${bare:-0}" -gt 0 ] || fail "the bare exchange has no rate"
-    ours=$(rate "$ADDRESS:$PORT" --nqn "$NQN" --span 64MiB)
+    bare=$(rate "$limit" --span 64MiB --socket-buffer "$buffer") && [ "${bare:-0}" -gt 0 ] || fail "the bare exchange has no rate"
+    ours=$(rate "$SPINDLE" bench "$ADDRESS:$PORT" --nqn "$NQN" --span 64MiB)
     run_fio "kernel-$buffer-$ms" --rw=read --bs=1M --size=64M --iodepth=4 --time_based --runtime=1 --output-format=terse
     kernel=$(($(cut -d ';' -f 7 "$WORK/fio.kernel-$buffer-$ms") * 1024 / 1000000))
     echo "buffer $buffer, $ms ms: bare $bare MB/s, spindle bench $ours MB/s, the kernel's host $kernel MB/s"

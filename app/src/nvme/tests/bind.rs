@@ -58,8 +58,8 @@ fn a_drive_that_holds_something_is_taken_with_force_only() {
         &fake,
         "bind 0000:01:00.0 0000:02:00.0",
         &[
-            "0000:01:00.0: holds = linux_raid_member on nvme0n1: must be meant",
-            "0000:02:00.0: holds = LVM2_member on nvme1n1p2: must be meant",
+            "0000:01:00.0: holds = linux_raid_member on nvme0n1: must be confirmed",
+            "0000:02:00.0: holds = LVM2_member on nvme1n1p2: must be confirmed",
             "--force",
         ],
     );

@@ -117,7 +117,7 @@ fn of_subsystems() -> Vec<Case> {
         (add, host(B, HOST), "host = \"nqn.2026-01.test:h\": every host may connect|first"),
         (remove, host(A, "nqn.2026-01.test:i"), "host = \"nqn.2026-01.test:i\"|mean \"nqn.2026-01.test:h\"?"),
         (remove, host(A, "x"), "host = \"x\": there is no such host in the list; nvmf_get_subsystems has it"),
-        (remove, host(B, HOST), "host = \"nqn.2026-01.test:h\": every host may connect|ends that"),
+        (remove, host(B, HOST), "host = \"nqn.2026-01.test:h\": every host may connect|to change that"),
     ]
 }
 
