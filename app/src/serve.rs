@@ -44,7 +44,7 @@ use spindle_nvme_optimistic::service::Service;
 use spindle_nvme_rdma::shell::{KnownDevices, Registrar as RdmaRegistrar, SharedDevice};
 use spindle_nvme_transport::TransportKind;
 use spindle_nvme_transport::admission::Admission;
-use spindle_reactor::mailbox::{Remote, mesh};
+use spindle_reactor::mailbox::{Mailbox, Remote, mesh};
 use spindle_reactor::mem::Area;
 use spindle_reactor::net::Listener as Socket;
 use spindle_target::env::Message;
@@ -500,12 +500,7 @@ fn start(
 ) -> Result<Running, ServeError> {
     let cpus = plan.reactor.cpus();
     let cores = cpus.len();
-    let mailboxes = mesh::<CoreMessage>(cores, MAILBOX_ENTRIES)
-        .map_err(|error| ServeError::Start(format!("cannot make the mailboxes between cores: {error}")))?;
-    let remote = mailboxes
-        .first()
-        .map(spindle_reactor::mailbox::Mailbox::remote)
-        .ok_or_else(|| ServeError::Start("no core is configured".to_owned()))?;
+    let (mailboxes, remote) = mailboxes(cores)?;
     let registry = Arc::new(Registry::default());
     let loads: Arc<[AtomicUsize]> = (0..cores).map(|_| AtomicUsize::new(0)).collect();
     let advertised: Arc<[AtomicU64]> = (0..cores).map(|_| AtomicU64::new(snapshot.generation)).collect();
@@ -563,6 +558,15 @@ fn start(
     let (pools, first) = (pools.into_iter().map(|[io, _]| io).collect(), Arc::clone(snapshot));
     let registrar = Some(Registrar::start(memory, pools, first, cores, remote.clone(), Arc::clone(&stop))?);
     Ok(Running { remote, threads, stop, view, advertised, disk_errors, registrar, optimistic, answer_max })
+}
+
+/// Creates a mailbox for each core, and a sender for other threads.
+fn mailboxes(cores: usize) -> Result<(Vec<Mailbox<CoreMessage>>, Remote<CoreMessage>), ServeError> {
+    let mailboxes = mesh::<CoreMessage>(cores, MAILBOX_ENTRIES)
+        .map_err(|error| ServeError::Start(format!("cannot make the mailboxes between cores: {error}")))?;
+    let remote = mailboxes.first().map(Mailbox::remote);
+    let remote = remote.ok_or_else(|| ServeError::Start("no core is configured".to_owned()))?;
+    Ok((mailboxes, remote))
 }
 
 /// Registers the cores' pools with the RDMA devices.
@@ -675,8 +679,6 @@ fn announce(snapshot: &Snapshot, transport: TransportKind, is_bound: &dyn Fn(usi
 
 #[cfg(test)]
 mod tests {
-    use spindle_reactor::mailbox::Mailbox;
-
     use super::*;
 
     #[test]

@@ -428,10 +428,7 @@ impl Reconfigurator {
             // Does not overwrite a file that was edited after `file_to_keep` compared it.
             let is_unchanged = match text_of(file) {
                 Ok(text) if text == old => Ok(()),
-                Ok(_) => Err(Error::other(format!(
-                    "{} was changed by another program during this change",
-                    file.display()
-                ))),
+                Ok(_) => Err(Error::other(format!("{} was changed by another program", file.display()))),
                 Err(error) => Err(Error::other(format!("{}: {error}", file.display()))),
             };
             is_kept = is_unchanged.is_ok();

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   snapshot ──> new disks: prepare with each pool ──> register with the RDMA devices
-//!            ──> devices and their keys to all cores ──> Listen to core ACCEPTOR ──> the snapshot to all cores
+//!            ──> devices and their keys to all cores ──> Listen to core ACCEPTOR ──> the snapshot to all
 //!   10 times a second: RDMA devices that have come or gone ──> all cores
 //! ```
 //!

@@ -1,7 +1,7 @@
 //! The shell of one core: moves bytes between connections and sockets. `Conn` implements the protocol.
 //!
 //! ```text
-//!   poll:   direct connections ── recv into the core's one batch ──> Conn ── Connections::step_deferred ──> sendmsg
+//!   poll:   direct connections ── recv into the core's one batch ──> Conn ── step_deferred ──> sendmsg
 //!           watched connections wait in the reactor's epoll, which reports readiness by on_ready
 //!   flush:  connections with replies that disks, timers or messages caused; replies that may leave with
 //!           those of disks (`may_send_later`) wait for them until the end of the next turn

@@ -39,9 +39,9 @@ pub trait Connections {
     /// send: the calling shell sends the replies itself.
     fn step(&mut self, id: ConnectionId);
 
-    /// Returns true if the last [`Connections::step_deferred`] gave commands to a disk that have not ended, and no
-    /// other command of the connection has ended at a disk since. Replies that became ready since are then
-    /// those to commands that ended without a disk.
+    /// Returns true if the last [`Connections::step_deferred`] gave commands to a disk that have not ended,
+    /// and no other command of the connection has ended at a disk since. Replies that became ready since are
+    /// then those to commands that ended without a disk.
     fn has_submitted(&self, id: ConnectionId) -> bool;
 
     /// Returns true while the core waits for a receive pass of this transport, before it judges time-outs.

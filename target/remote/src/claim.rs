@@ -100,7 +100,7 @@ mod tests {
     fn a_namespace_is_claimed_once_whatever_its_size_and_again_when_it_is_given_back() {
         let first = claim(&namespace(1, 10), 1).expect("it is free");
         let refused = claim(&namespace(1, 20), 1).expect_err("it is claimed");
-        assert!(refused.starts_with("remote disk \"d1\" has it"), "{refused}");
+        assert!(refused.starts_with("remote disk \"d1\" uses it"), "{refused}");
         let _other = claim(&namespace(2, 10), 1).expect("it is free");
         let _elsewhere = claim(&namespace(1, 10), 2).expect("it may be another disk");
         drop(first);

@@ -105,7 +105,7 @@ impl Opening<'_> {
             Err(error) if error.kind() == io::ErrorKind::NotFound && self.spec.create_bytes.is_some() => {
                 false
             }
-            Err(error) => return Err(self.system("look at", error)),
+            Err(error) => return Err(self.system("stat", error)),
         };
         if !exists {
             self.create()?;
