@@ -1,7 +1,7 @@
 //! [`Reactor`]: the loop of one core: descriptors, mailbox, time and idle behaviour. [`Poller`]s do the work.
 //!
 //! ```text
-//!   turn:  time ─> Shared::begin_turn
+//!   turn:  time ─> CoreShared::begin_turn
 //!          mail ─────────────────────────> Poller::on_message, until one takes it
 //!          descriptors that are ready ───> Poller::on_ready of the poller that watches them
 //!          each in its order ────────────> Poller::poll, then each ─> Poller::flush

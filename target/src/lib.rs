@@ -9,18 +9,18 @@
 //! ```text
 //! write  shell: bytes ──> Transport::next_event ── Event::Command ──> qpair::Qpair::on_command
 //!    fast path: data in the capsule, a disk with memory of its own for writes (RAM)
-//!     ──> step_fast_path ──> write_fast_path: check, Disk::prepare (Fill), take_in_capsule, Disk::submit
+//!     ──> step_fast_path ──> write_fast_path: check, DiskChannel::prepare (Fill), take_in_capsule, submit
 //!     ──> reply_fast_path ──> Transport::reply
 //!    slab path: every other write (in pieces: `qpair::bulk`; fused: `qpair::fused`)
-//!     ──> step_io ──> qpair::io::parse (checks; IoCommand) ──> step_buffer: Disk::prepare
+//!     ──> step_io ──> qpair::io::parse (checks; IoCommand) ──> step_buffer: DiskChannel::prepare
 //!         (Fill: memory of the disk; Pool: a buffer of the pool; Wait)
-//!     ──> Transport::fetch ... Event::Fetched ──> on_fetched ──> step_execute ──> Disk::submit
-//!     ... core::TargetCore::poll ──> Disk::poll ──> Qpair::on_done ──> finish ──> Transport::reply
+//!     ──> Transport::fetch ... Event::Fetched ──> on_fetched ──> step_execute ──> DiskChannel::submit
+//!     ... core::TargetCore::poll ──> DiskChannel::poll ──> Qpair::on_done ──> finish ──> Transport::reply
 //!     ... Event::Sent ──> free
 //! read   fast path: the disk has the data in memory (RAM, null, a cache hit)
-//!     ──> step_fast_path ──> read_fast_path: check, Disk::prepare (Ready) ──> reply_fast_path
+//!     ──> step_fast_path ──> read_fast_path: check, DiskChannel::prepare (Ready) ──> reply_fast_path
 //!    slab path: any other result of `prepare` (a Read that fails a check: `step_io`)
-//!     ──> continue_read ──> step_buffer ──> step_execute ──> Disk::submit ... as above
+//!     ──> continue_read ──> step_buffer ──> step_execute ──> DiskChannel::submit ... as above
 //! ```
 //!
 //! | module | contents |

@@ -1,7 +1,7 @@
 //! `OrphanedCommands`: commands at disks whose I/O queue has ended.
 //!
 //! ```text
-//!   a queue pair ends ─> Disk::cancel_owner of each ─┬─ no commands left ──> its QID is free
+//!   a queue pair ends ─> DiskChannel::cancel_owner of each ─┬─ no commands left ──> its QID is free
 //!                                                    └─ n commands: orphan ─┬─> n completed ─> free
 //!                                                                           └─> ORPHAN_MAX ──> free, logged
 //! ```

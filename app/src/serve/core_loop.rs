@@ -4,7 +4,7 @@
 //! ```text
 //!   Acceptor      TCP listeners: admits connections, assigns each to the core with the fewest
 //!   TcpPoller     takes over TCP connections; receives and sends their bytes
-//!   RdmaPoller    the same for RDMA, and requests of the RDMA listeners; only with RDMA devices
+//!   RdmaPoller    the same for RDMA, and requests of the RDMA listeners; only with an RDMA listener
 //!   TargetPoller  disks, time-outs, messages to and from other cores, log lines
 //! ```
 //!

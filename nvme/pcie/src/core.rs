@@ -74,7 +74,7 @@ pub(crate) struct NvmeChannel {
     core_queue: Arc<CoreQueue>,
     shared: Arc<DriveShared>,
     namespace: Arc<Namespace>,
-    /// Rules at the creation of the disk source, used while `setup` is `None`.
+    /// Rules at the creation of the disk, used while `setup` is `None`.
     rules: Rules,
     /// Last command word that this core applied.
     word: CommandWord,

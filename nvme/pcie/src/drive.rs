@@ -204,7 +204,7 @@ pub(crate) fn wait_ended(ended: &AtomicBool) {
     }
 }
 
-/// One namespace of a drive as a disk source.
+/// One namespace of a drive as a disk.
 pub struct NvmeDisk {
     name: String,
     drive: Arc<Drive>,

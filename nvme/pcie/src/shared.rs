@@ -1,4 +1,4 @@
-//! [`DriveShared`]: state of one drive that its manager, cores and disk sources share; [`Settings`].
+//! [`DriveShared`]: state of one drive that its manager, cores and disks share; [`Settings`].
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, MutexGuard, PoisonError, Weak};

@@ -6,10 +6,10 @@
 //! [`Done`] is returned.
 //!
 //! ```text
-//!   Qpair::read_fast_path -> Disk::prepare -> Ready: ended (ram, null, a cache hit)
-//!   Qpair::step_buffer  -> Disk::prepare -> Ready: ended | Fill | Pool -> Pool::take | Later | Wait
-//!   Qpair::step_execute -> Disk::submit -> Some(Done): ended (ram, null)
-//!                                       -> None, then TargetCore::poll -> Disk::poll -> Done
+//!   Qpair::read_fast_path -> DiskChannel::prepare -> Ready: ended (ram, null, a cache hit)
+//!   Qpair::step_buffer  -> DiskChannel::prepare -> Ready: ended | Fill | Pool -> Pool::take | Later | Wait
+//!   Qpair::step_execute -> DiskChannel::submit -> Some(Done): ended (ram, null)
+//!                                       -> None, then TargetCore::poll -> DiskChannel::poll -> Done
 //!                                          (file, ng, nvme, remote, a cache miss, a long zeroing of ram)
 //! ```
 //!

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Compare, FIRST  ── takes both buffers, fetches its data ───> Fused ─┐
-//!   Write, SECOND   ── gets a buffer from the first, fetches ──> Fused ─┴─> Disk::compare_and_write
+//!   Write, SECOND   ── gets a buffer from the first, fetches ──> Fused ─┴─> DiskChannel::compare_and_write
 //! ```
 //!
 //! A half without the other ends with Command Aborted due to Missing Fused Command. When one half fails, the
