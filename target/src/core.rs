@@ -65,7 +65,7 @@ pub struct CoreSettings {
 /// Counters of a core, for operators.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CoreUse {
-    /// Current number of connections.
+    /// Admin and I/O queues together.
     pub connections: usize,
     /// Commands that arrived since the start.
     pub commands: u64,

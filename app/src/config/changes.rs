@@ -6,13 +6,16 @@
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use nvme_spec::nqn::Nqn;
 use spindle_nvme_transport::TransportKind;
 use spindle_target::snapshot::AllowedHosts;
 
 use super::kind::Kind;
-use super::plan::{DiskPlan, ListenerPlan, NamespacePlan, Plan, ReferralPlan, SubsystemPlan, by_name};
+use super::plan::{
+    DiskKind, DiskPlan, ListenerPlan, NamespacePlan, Plan, ReferralPlan, SubsystemPlan, by_name,
+};
 use super::schema::{self, Field, Key, Reload};
 use super::tree::{FromValue, Owner};
 use crate::size::Bytes;
@@ -89,10 +92,23 @@ impl Plan {
             if before.is_some_and(|before| *before == disk) {
                 continue;
             }
-            match before.filter(|_| is_open(&disk.name)) {
-                Some(before) => disk.changes(before, changes),
-                None => changes.push(Change::Other(format!("disk {:?} added", disk.name))),
-            }
+            let removed = |it: &&Arc<DiskPlan>| {
+                it.kind.path() == disk.kind.path() && is_open(&it.name) && !own_names.contains_key(&*it.name)
+            };
+            let is_new_file = before.is_none() && matches!(disk.kind, DiskKind::File { .. });
+            changes.push(match (before.filter(|_| is_open(&disk.name)), former.iter().find(removed)) {
+                (Some(before), _) => {
+                    disk.changes(before, changes);
+                    continue;
+                }
+                // The new disk would wait for the lock of the other one, which is open until the change.
+                (None, Some(other)) if is_new_file => Change::Refused(format!(
+                    "disk {:?}: path is that of disk {:?}, which is open; remove that disk first, and add this one \
+                     with another change",
+                    disk.name, other.name
+                )),
+                (None, _) => Change::Other(format!("disk {:?} added", disk.name)),
+            });
         }
         for disk in former.iter().filter(|disk| !own_names.contains_key(disk.name.as_str())) {
             changes.push(Change::Other(format!("disk {:?} removed", disk.name)));

@@ -240,6 +240,26 @@ impl DiskKind {
         }
     }
 
+    /// True for a kind whose reads need a buffer of the core's pool, so that a Compare needs two.
+    pub fn reads_into_pool(&self) -> bool {
+        match self {
+            DiskKind::Ram { .. } | DiskKind::Null => false,
+            DiskKind::File { .. } | DiskKind::Ng { .. } | DiskKind::Nvme { .. } | DiskKind::Remote { .. } => {
+                true
+            }
+        }
+    }
+
+    /// Returns SPDK's `product_name` for the kind.
+    pub fn product_name(&self) -> &'static str {
+        match self {
+            DiskKind::Ram { .. } => "Malloc disk",
+            DiskKind::Null => "Null disk",
+            DiskKind::File { .. } => "URING bdev",
+            DiskKind::Nvme { .. } | DiskKind::Ng { .. } | DiskKind::Remote { .. } => "NVMe disk",
+        }
+    }
+
     /// Returns the kind of this name, with values for the keys of the file to replace.
     pub fn named(name: &str) -> Option<DiskKind> {
         let path = PathBuf::new();

@@ -146,7 +146,7 @@ const fn text(chars_max: usize) -> Kind {
     Kind::Text { chars_max }
 }
 
-const DISK_KIND: Kind = Kind::Word(&["ram", "null", "file", "nvme", "ng", "remote"]);
+pub const DISK_KIND: Kind = Kind::Word(&["ram", "null", "file", "nvme", "ng", "remote"]);
 const FLAG: Kind = Kind::Flag;
 const NAME: Kind = text(NAME_CHARS_MAX);
 const CORES: Kind = Kind::List(&Kind::Integer { min: 0, max: CORE_MAX });
@@ -215,9 +215,6 @@ macro_rules! part {
 /// `of!([File Ng] is_read_only)`: a field of these variants of [`DiskKind`], and a key of disks of these
 /// kinds; with `any`, a key that all disks take.
 macro_rules! of {
-    (any [$($kind:ident)+] $field:ident $($inner:tt)*) => {
-        Field::Variant(&[], of!(@ [$($kind)+] $field $($inner)*))
-    };
     ([$($kind:ident)+] $field:ident $($inner:tt)*) => {
         Field::Variant(&[$(stringify!($kind)),+], of!(@ [$($kind)+] $field $($inner)*))
     };
@@ -360,7 +357,7 @@ pub static DISK: &[Key] = rows! {
     key("optimistic", FLAG, "false") => Restart, of!([Remote] is_optimistic),
     key("optimistic_pages", integer(1024, 16_777_216), "262144")
         => Restart, of!([Remote] optimistic.directory_pages),
-    key("optimistic_eager", FLAG, "false") => Restart, of!(any [Remote] optimistic.is_eager),
+    key("optimistic_eager", FLAG, "false") => Restart, of!([Remote] optimistic.is_eager),
     needed("ng", Kind::Path, "the generic device of its namespace, like \"/dev/ng0n1\"")
         => OTHER_DISK, of!([Ng] path),
     derived("size", size(512, DISK_BYTES_MAX, 512), "file: the size that the file or device has")

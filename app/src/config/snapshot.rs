@@ -501,8 +501,8 @@ fn with_delay(plan: &DiskPlan, disk: Source) -> Result<Source, SnapshotError> {
     }
 }
 
-/// Puts a cache layer in front of the disk, also without `[disk.cache]`, so that a reload can add a cache. No
-/// layer for `ram` and `null`, and for `nvme` without `[disk.cache]`.
+/// Puts a cache layer in front of a disk that can have a cache, also without `[disk.cache]`, so that a reload
+/// can add it. No layer for `nvme` without `[disk.cache]`.
 fn with_cache(plan: &DiskPlan, disk: Source) -> Result<Source, SnapshotError> {
     // A cache layer would add latency to an `nvme` disk, whose latency is the lowest.
     let can_get_cache = !matches!(plan.kind, DiskKind::Nvme { .. });

@@ -63,7 +63,7 @@ fn plan_on(text: &str, machine: &Machine) -> Plan {
     parse(text, Path::new("t.toml"), machine).unwrap_or_else(|errors| panic!("{errors}\n{text}"))
 }
 
-/// Everything that is wrong with a file, a line each.
+/// Returns the errors of a file, one line each.
 fn errors(text: &str) -> Vec<String> {
     errors_on(text, &machine())
 }

@@ -224,8 +224,7 @@ fn check_zones(root: &Node, plan: &Plan, errors: &Errors) {
     let zones = &plan.pool.zones;
     let transfer = plan.limits.controller.transfer_bytes;
     let largest = zones.last().map_or(0, |zone| zone.buffer_bytes);
-    // Disks other than `ram` and `null` read into pool buffers.
-    let takes_two = plan.disks.iter().any(|disk| disk.kind.can_have_cache());
+    let takes_two = plan.disks.iter().any(|disk| disk.kind.reads_into_pool());
     let always = [("a list of ranges takes", [LIST_BYTES_MAX, 0])];
     let of_pool = [
         ("Compare takes", [transfer, transfer]),

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use tracing_subscriber::fmt::MakeWriter;
 
-/// Capacity in lines; a burst of connections after a start is far shorter. Also the most lines written
+/// Capacity in lines; a burst of connections after a start writes far fewer. Also the most lines written
 /// between two reports of lost lines.
 pub(super) const LINES_MAX: usize = 1024;
 /// Longest wait of a flush. Without a reader of standard error the queue is never written.

@@ -16,6 +16,7 @@ use uuid::Uuid;
 use super::Failure;
 use super::edit::{LIST_DISKS, LIST_SUBSYSTEMS, unknown_name};
 use super::params::Args;
+use crate::config::DiskKind;
 use crate::serve::view::{CoreView, Look};
 use crate::text::did_you_mean;
 
@@ -251,16 +252,6 @@ pub fn referrals(look: &Look<'_>, _: &Args) -> MethodResult {
     Ok(json!(referrals.collect::<Vec<_>>()))
 }
 
-/// Returns SPDK's `product_name` for a kind of disk.
-fn product_name(kind: &str) -> &'static str {
-    match kind {
-        "ram" => "Malloc disk",
-        "null" => "Null disk",
-        "file" => "URING bdev",
-        _ => "NVMe disk",
-    }
-}
-
 /// The open disks of the parameters `name` and `names`, or all without them; an error for an unknown name.
 fn disks(look: &Look<'_>, args: &Args) -> Result<Vec<Arc<dyn Disk>>, Failure> {
     let Some(snapshot) = &look.snapshot else { return Ok(Vec::new()) };
@@ -287,7 +278,7 @@ pub fn bdevs(look: &Look<'_>, args: &Args) -> MethodResult {
         json!({
             "name": disk.name(),
             "aliases": [],
-            "product_name": product_name(disk.kind()),
+            "product_name": DiskKind::named(disk.kind()).map_or("NVMe disk", |kind| kind.product_name()),
             "block_size": geometry.block_bytes,
             "num_blocks": geometry.block_count,
             "uuid": namespace.map(|it| Uuid::from_bytes(it.uuid).to_string()),

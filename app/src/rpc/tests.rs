@@ -12,7 +12,7 @@ use crate::config::Kind;
 
 type Given = Map<String, Value>;
 
-/// A call, up to what it does to the text.
+/// Validates a call and returns its change, which is not applied.
 pub fn change(method: &str, params: Value) -> Result<(Change, Args), Failure> {
     let Value::Object(params) = params else { panic!("{params}: an object") };
     match validated(request(method, params))? {

@@ -21,7 +21,7 @@ use spindle_nvme_transport::TransportKind;
 use spindle_reactor::mailbox::Remote;
 use spindle_reactor::mem::Area;
 use spindle_target::env::Message;
-use spindle_target::snapshot::Snapshot;
+use spindle_target::snapshot::{Listener, Snapshot};
 use spindle_target_disk::Disk;
 
 use super::ServeError;
@@ -53,11 +53,8 @@ impl RdmaMemory for RdmaRegistrar {
         let begin = Instant::now();
         let areas = disk_areas(next);
         let (disks, bytes) = (areas.len(), areas.iter().map(|it| it.area.bytes()).sum::<usize>());
-        let mut listeners =
-            next.listeners.iter().filter(|it| it.is_open && it.transport == TransportKind::Rdma);
-        let is_on_all = listeners.any(|it| it.address.ip().is_unspecified());
-        let messages = self.set_memory(areas, is_on_all);
-        if self.is_used() && disks > 0 {
+        let messages = self.set_memory(areas, is_on_all(&next.listeners));
+        if !messages.is_empty() && disks > 0 {
             let took_ms = begin.elapsed().as_millis();
             tracing::info!(disks, bytes, took_ms, "memory of disks is registered with the RDMA devices");
         }
@@ -198,6 +195,12 @@ fn sources(snapshot: &Snapshot) -> Vec<Weak<dyn Disk>> {
     snapshot.disks.iter().flatten().map(Arc::downgrade).collect()
 }
 
+/// Returns true if an RDMA listener is on all addresses, so that each device is used.
+fn is_on_all(listeners: &[Listener]) -> bool {
+    let mut open = listeners.iter().filter(|it| it.is_open && it.transport == TransportKind::Rdma);
+    open.any(|it| it.address.ip().is_unspecified())
+}
+
 /// Returns the memory of the disks from and to which data is transferred directly, without a pool buffer.
 fn disk_areas(snapshot: &Snapshot) -> Vec<DiskArea> {
     let area =
@@ -265,6 +268,22 @@ mod tests {
                 std::thread::yield_now();
             }
             assert_eq!(*noted.1.lock().expect("not poisoned"), expected);
+        }
+    }
+
+    #[test]
+    fn each_device_is_used_by_an_open_rdma_listener_on_all_addresses() {
+        let snapshot = Config::builtin().plan().snapshot(None, &LocalDrives, &[]).expect("opened");
+        for (is_open, transport, address, expected) in [
+            (true, TransportKind::Rdma, "0.0.0.0:4420", true),
+            (true, TransportKind::Rdma, "[::]:4420", true),
+            (true, TransportKind::Rdma, "192.0.2.1:4420", false),
+            (true, TransportKind::Tcp, "0.0.0.0:4420", false),
+            (false, TransportKind::Rdma, "0.0.0.0:4420", false),
+        ] {
+            let address = address.parse().expect("an address");
+            let listener = Listener { is_open, transport, address, ..snapshot.listeners[0].clone() };
+            assert_eq!(is_on_all(&[listener]), expected, "{is_open} {transport:?} {address}");
         }
     }
 

@@ -188,8 +188,12 @@ impl Shell {
         if setup.known.is_any_used() {
             used::collapse(setup.core, setup.areas);
         }
-        let opening =
-            Opening { core: setup.core, in_capsule_bytes: setup.in_capsule_bytes, config: setup.config };
+        let opening = Opening {
+            core: setup.core,
+            areas: setup.areas.iter().cloned().chain([Area::zeroes()]).collect(),
+            in_capsule_bytes: setup.in_capsule_bytes,
+            config: setup.config,
+        };
         let (manager, absent) = Manager::new(CmChannel::new()).map_err(|error| error.to_string())?;
         if let Some(error) = absent.filter(|_| setup.listens) {
             tracing::error!(

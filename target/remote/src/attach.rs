@@ -60,7 +60,7 @@ enum AttachState<F: Far> {
 pub(crate) struct Attach<F: Far> {
     state: AttachState<F>,
     backoff: Backoff,
-    /// Time of the next step.
+    /// Earliest time of the next attach step.
     next: Nanos,
     /// The failure of this core's attempt was logged, and no attempt has succeeded since.
     is_failure_logged: bool,

@@ -432,7 +432,7 @@ impl<F: Far> RemoteChannel<F> {
         self.waiting.make_contiguous().sort_unstable_by_key(|request| request.number);
     }
 
-    /// Checks deadlines of commands, and commands that wait for the ledger, when their periods have passed.
+    /// Checks deadlines of commands, and commands that wait for the ledger, at most once per period each.
     fn check(&mut self, now: Nanos) {
         if self.sent_count > 0 && now >= self.next_scan {
             self.scan(now);
@@ -535,7 +535,7 @@ impl<F: Far> DiskChannel for RemoteChannel<F> {
 
     fn submit(&mut self, token: Token, request: &IoRequest, buf: Option<Buf>) -> Option<Done> {
         let IoRequest { op, range, hints, waited, .. } = *request;
-        // A layer has kept the command for all of its time.
+        // A layer kept the command for the whole `command_timeout`.
         let is_late = waited.time() >= self.shared.command_timeout;
         let late = is_late.then_some(DiskError::Internal);
         if let Some(error) = self.refusal(op, buf.is_some()).or(late) {

@@ -3,7 +3,7 @@
 //! ```text
 //!   manager thread   Controller: connect, Identify, keep alive ── Association ──┐ (and again after a loss)
 //!                                                                               v
-//!   each core        submit ──> waiting ──> I/O queue of its own ──> Done   Opening, stepped by DiskChannel::poll
+//!   each core        submit ──> waiting ──> I/O queue of its own ──> Done   Opening, stepped by poll
 //!                                  ^             │ lost
 //!                                  └─────────────┘ sent again over the next queue; ledger: its blocks
 //! ```

@@ -188,6 +188,24 @@ fn a_file_that_grew_under_us_is_noticed_by_a_reload() {
 }
 
 #[test]
+fn an_open_file_cannot_become_another_disk_by_one_change() {
+    let text = |name: &str, path: &str| {
+        format!(
+            "{LISTENER}[[disk]]\nname = \"{name}\"\nkind = \"file\"\npath = \"{path}\"\nsize = \"1MiB\"\ncreate = true\n"
+        )
+    };
+    let renamed = changes(&text("a", "/nowhere/1"), &text("b", "/nowhere/1"));
+    assert!(
+        renamed[0].contains("disk \"b\": path is that of disk \"a\", which is open; remove that disk first"),
+        "{renamed:?}"
+    );
+    assert_eq!(
+        changes(&text("a", "/nowhere/1"), &text("b", "/nowhere/2")),
+        ["disk \"b\" added", "disk \"a\" removed"]
+    );
+}
+
+#[test]
 fn how_completions_come_is_fixed_at_the_start() {
     let directory = Directory::new();
     let file = directory.file("f", 4096);

@@ -114,8 +114,8 @@ impl Disk for Asked {
     }
 }
 
-/// How often names of the `count` disks there are were looked at to add one more and its namespace.
-fn names_asked(count: usize) -> u32 {
+/// Look-ups of names when one disk and its namespace are added to `count` disks.
+fn name_lookups(count: usize) -> u32 {
     let names: Vec<_> = (0..=count).map(|at| format!("d{at}")).collect();
     let plan_of = |names: &[String]| {
         let disks: String = names.iter().map(|name| null(name)).collect();
@@ -136,6 +136,6 @@ fn names_asked(count: usize) -> u32 {
 
 #[test]
 fn a_change_looks_at_each_disk_a_few_times_however_many_there_are() {
-    let each = [8, 64, 512].map(|count| names_asked(count).div_ceil(u32::try_from(count).expect("small")));
+    let each = [8, 64, 512].map(|count| name_lookups(count).div_ceil(u32::try_from(count).expect("small")));
     assert!(each.iter().all(|times| *times <= 8), "{each:?} looks at each");
 }

@@ -16,7 +16,7 @@ use super::super::document::{Errors, Location, Node};
 use super::super::machine::{self, BackingFile, Machine, PathState};
 use super::super::path_probe::{PathFacts, Paths};
 use super::super::plan::{DiskKind, DiskMedium, DiskPlan};
-use super::super::schema::Preset;
+use super::super::schema::{DISK_KIND, Preset};
 use super::super::tree::Located;
 use super::subsystems::Unique;
 use crate::size::Bytes;
@@ -167,8 +167,7 @@ fn kind_of(node: &Node, errors: &Errors) -> Option<String> {
             return Some(kind.to_owned());
         }
         if ["kind", "nvme", "ng"].iter().all(|key| node.is_absent(key)) {
-            let words = "missing; it must be \"ram\", \"null\", \"file\", \"nvme\", \"ng\" or \"remote\"";
-            node.refuse("kind", errors, words);
+            node.refuse("kind", errors, format!("missing; it must be {DISK_KIND}"));
         }
         return None;
     };

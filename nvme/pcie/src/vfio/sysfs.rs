@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn no_function_is_missing_rather_than_unfit() {
+    fn an_absent_function_is_reported_as_missing() {
         let tree = Tree::new("missing").with("0000:01:00.1", "0x010802", Some("17"), Some("vfio-pci"));
         let error = tree.sysfs().group(address()).expect_err("is refused");
         assert!(matches!(&error, OpenFunctionError::Missing { address } if address == "0000:01:00.0"));

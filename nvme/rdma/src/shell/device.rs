@@ -88,7 +88,7 @@ impl DeviceCore {
             receives_max: (limits.has_srq && entries > 0).then_some(entries),
             in_capsule_bytes: opening.in_capsule_bytes,
             drain_reporting: DrainReporting::default(),
-            keys: KeyTable::new(&ready.regions),
+            keys: KeyTable::new(ready.of_core(&opening.areas)),
             ids_by_number: HashMap::default(),
             vector: u32::try_from(opening.core).unwrap_or(0) % vectors,
             polled: Vec::with_capacity(64),

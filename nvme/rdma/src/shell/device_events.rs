@@ -24,11 +24,12 @@ use std::sync::Arc;
 use spindle_nvme_transport::{Connections, Holds};
 use spindle_rdma::{AsyncEvent, CmChannel, CmId, CmToken, VerbsError};
 use spindle_reactor::clock::Nanos;
+use spindle_reactor::mem::Area;
 
 use super::device::DeviceCore;
 use super::ending::{DrainReporting, End};
 use super::events::{CoreDevice, on_async_event, on_failure};
-use super::keys::Registers;
+use super::keys::{Registers, SharedDevice};
 use super::listeners::{BACKLOG, NO_DEVICE, SuspendReason};
 use super::registrar::Ready;
 use super::shared::insert_in_free;
@@ -52,6 +53,8 @@ pub enum DeviceMessage {
 /// Parameters for opening a device on this core.
 pub(super) struct Opening {
     pub(super) core: usize,
+    /// The core's buffer pools and [`Area::zeroes`].
+    pub(super) areas: Vec<Area>,
     pub(super) in_capsule_bytes: u32,
     pub(super) config: ShellConfig,
 }
@@ -153,7 +156,11 @@ impl Shell {
             return;
         }
         if let Some(open) = self.index_of(device.serial()).and_then(|index| self.devices[index].as_mut()) {
-            open.keys.set(&ready.regions);
+            open.keys.set(ready.of_core(&self.opening.areas));
+            return;
+        }
+        let open = self.devices.iter().flatten().map(|it| &*it.shared);
+        if is_replaced(&ready.shared, open.chain(self.waiting.iter().map(|it| &*it.shared))) {
             return;
         }
         remove_older(&mut self.waiting, &ready);
@@ -378,6 +385,16 @@ fn open_again<D: Registers, E>(
     waiting.extract_if(.., |ready| open(ready).is_ok()).collect()
 }
 
+/// Returns true if a device of `known` is a newer context of the same device: librdmacm has opened it again,
+/// and this core has released `device`.
+fn is_replaced<'a, D: Registers>(
+    device: &SharedDevice<D>,
+    mut known: impl Iterator<Item = &'a SharedDevice<D>>,
+) -> bool {
+    let device = device.device();
+    known.any(|it| it.device().name() == device.name() && it.device().serial() > device.serial())
+}
+
 /// Removes from `waiting` the devices with the name of `newer`, which replaces them.
 fn remove_older<D: Registers>(waiting: &mut Vec<Arc<Ready<D>>>, newer: &Ready<D>) {
     waiting.retain(|ready| ready.shared.device().name() != newer.shared.device().name());
@@ -387,7 +404,6 @@ fn remove_older<D: Registers>(waiting: &mut Vec<Arc<Ready<D>>>, newer: &Ready<D>
 mod tests {
     use super::*;
     use crate::shell::fake::{Fake, fake};
-    use crate::shell::keys::SharedDevice;
 
     fn ready(name: &'static str) -> Arc<Ready<Fake>> {
         Arc::new(Ready { shared: SharedDevice::of(fake(name)), regions: Vec::new() })
@@ -411,6 +427,15 @@ mod tests {
         assert!(opened.len() == 1 && Arc::ptr_eq(&opened[0], &a));
         assert!(open_again(&mut waiting, |_| -> Result<(), ()> { panic!("nothing is left") }).is_empty());
         assert_eq!(Arc::strong_count(&b), 1, "a lost one is not held");
+    }
+
+    #[test]
+    fn an_older_context_of_a_device_is_not_opened_again() {
+        let (old, new, other) = (ready("a"), ready("a"), ready("b"));
+        let known = || [&*new.shared, &*other.shared].into_iter();
+        assert!(is_replaced(&old.shared, known()));
+        assert!(!is_replaced(&new.shared, [&*old.shared, &*other.shared].into_iter()));
+        assert!(!is_replaced(&ready("c").shared, known()));
     }
 
     #[test]

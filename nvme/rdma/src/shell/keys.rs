@@ -105,7 +105,7 @@ impl Registers for Device {
 pub struct SharedDevice<D: Registers = Device> {
     device: Arc<D>,
     is_used: AtomicBool,
-    /// A listener is bound to this device, so the start fails if the device cannot be used.
+    /// A listener is bound to this device, so the start fails if a pool cannot be registered with it.
     is_needed: AtomicBool,
 }
 
@@ -221,9 +221,10 @@ impl KnownDevices<Device> {
         self.find(id).map(|it| Arc::clone(it.device()))
     }
 
-    /// Marks the device to which `id` is bound as used, for the registrar.
-    pub(super) fn use_device_of(&self, id: &CmId) {
-        self.find(id).inspect(|it| it.set_used());
+    /// Marks the device to which `id` is bound as used, for the registrar. Returns false if it is not known or
+    /// lost.
+    pub(super) fn use_device_of(&self, id: &CmId) -> bool {
+        self.find(id).inspect(|it| it.set_used()).is_some()
     }
 }
 
@@ -246,14 +247,14 @@ pub(super) struct KeyTable<R = MemoryRegion> {
 }
 
 impl<R: Registered> KeyTable<R> {
-    pub(super) fn new(regions: &[SharedRegion<R>]) -> Self {
+    pub(super) fn new(regions: Vec<SharedRegion<R>>) -> Self {
         let mut table = KeyTable { ranges: Vec::new(), retired: Vec::new(), last: Cell::new(0) };
         table.set(regions);
         table
     }
 
     /// Replaces the registrations. Retires the memory that is not in `regions`.
-    pub(super) fn set(&mut self, regions: &[SharedRegion<R>]) {
+    pub(super) fn set(&mut self, regions: Vec<SharedRegion<R>>) {
         self.last.set(0);
         let is_gone = |range: &mut Range<R>| regions.iter().all(|it| it.base() != range.start);
         self.retired.extend(self.ranges.extract_if(.., is_gone));
@@ -261,7 +262,7 @@ impl<R: Registered> KeyTable<R> {
             let start = it.base();
             if self.ranges.iter().all(|known| known.start != start) {
                 let (end, key) = (start + it.region.area().bytes(), it.region.local_key());
-                self.ranges.push(Range { start, end, key, region: Arc::clone(&it.region) });
+                self.ranges.push(Range { start, end, key, region: it.region });
             }
         }
     }
@@ -324,11 +325,11 @@ mod tests {
         let shared = SharedDevice::of(fake("ib"));
         let store = FrameStore::new(1 << 20, 1 << 20, Pages::Base, false).expect("memory");
         let disk = region(&shared, &store.area(), true);
-        let mut tables = [(); 2].map(|()| KeyTable::new(std::slice::from_ref(&disk)));
+        let mut tables = [(); 2].map(|()| KeyTable::new(vec![disk.clone()]));
         // What a chain has of a read whose WRITE is posted; the core has closed the disk.
         let core = store.core();
         let in_flight = core.take(0, 4096).expect("a frame");
-        tables.iter_mut().for_each(|table| table.set(&[]));
+        tables.iter_mut().for_each(|table| table.set(Vec::new()));
         drop((store, core));
         for table in &mut tables {
             table.drop_unused();
@@ -347,10 +348,10 @@ mod tests {
         let shared = SharedDevice::of(fake("ib"));
         let areas = [(); 3].map(|()| Area::map(1, Pages::Base).expect("memory"));
         let [pool, first, second] = [0, 1, 2].map(|at| region(&shared, &areas[at], at > 0));
-        let mut table = KeyTable::new(&[pool.clone(), first.clone()]);
-        table.set(&[pool.clone(), second.clone()]);
+        let mut table = KeyTable::new(vec![pool.clone(), first.clone()]);
+        table.set(vec![pool.clone(), second.clone()]);
         assert_eq!((table.ranges.len(), table.retired.len()), (2, 1));
-        table.set(&[pool, second.clone(), first]);
+        table.set(vec![pool, second.clone(), first]);
         assert_eq!((table.ranges.len(), table.retired.len()), (3, 1), "a disk that is added again");
         assert_eq!(Arc::strong_count(&second.region), 2, "known ones are not added twice");
     }

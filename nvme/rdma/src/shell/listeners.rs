@@ -244,7 +244,7 @@ impl Shell {
     pub fn bind(&mut self, address: SocketAddr, index: usize) -> Result<(), VerbsError> {
         let id = CmId::new(self.manager.get_or_open(CmChannel::if_listed)?)?;
         id.bind(address)?;
-        if id.device_name().is_some() && self.known.device_of(&id).is_none() {
+        if id.device_name().is_some() && !self.known.use_device_of(&id) {
             return Err(NO_DEVICE);
         }
         self.listeners.add(id, address, index);

@@ -18,7 +18,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use spindle_rdma::{Device, RegisterPermit, VerbsError};
+use spindle_rdma::{Device, Found, RegisterPermit, VerbsError};
 use spindle_reactor::mem::Area;
 
 use super::device_events::DeviceMessage;
@@ -27,6 +27,8 @@ use super::used::collapse_area;
 
 /// Period of attempts after a failed registration, and least time between two searches that open devices.
 const RETRY_PERIOD: Duration = Duration::from_secs(1);
+/// Longest time between two such searches.
+const SEARCH_PERIOD_MAX: Duration = Duration::from_secs(60);
 
 /// A disk whose memory is the source and destination of RDMA transfers, so that these need no pool buffer.
 #[derive(Debug, Clone)]
@@ -62,6 +64,14 @@ impl<R> Clone for SharedRegion<R> {
 pub struct Ready<D: Registers = Device> {
     pub(super) shared: Arc<SharedDevice<D>>,
     pub(super) regions: Vec<SharedRegion<D::Region>>,
+}
+
+impl<D: Registers> Ready<D> {
+    /// Returns the registrations that a core needs: its own `areas` and all disks.
+    pub(super) fn of_core(&self, areas: &[Area]) -> Vec<SharedRegion<D::Region>> {
+        let is_own = |it: &SharedRegion<_>| areas.iter().any(|area| area.base().addr().get() == it.base());
+        self.regions.iter().filter(|it| it.is_disk || is_own(it)).cloned().collect()
+    }
 }
 
 /// Changes of devices for the cores.
@@ -166,6 +176,47 @@ impl<D: Registers> Registration<D> {
     }
 }
 
+/// The search for devices that were never opened.
+#[derive(Debug, Default)]
+struct Search {
+    /// Searches in a row after which a device was left that cannot be opened.
+    failed: u32,
+    /// Earliest time of the next search; `None`: now.
+    next: Option<Instant>,
+}
+
+impl Search {
+    /// Returns all open devices if the kernel lists one that was never opened. Less and less often, up to once
+    /// in [`SEARCH_PERIOD_MAX`], while there is one that cannot be opened: librdmacm may open others again
+    /// with each call.
+    fn find(&mut self, now: Instant) -> Vec<Arc<Device>> {
+        if self.next.is_some_and(|next| now < next) || !Device::is_any_new() {
+            return Vec::new();
+        }
+        // An error is ignored, as a device may be appearing or disappearing; the search is repeated.
+        let Found { devices, failed } = Device::find().unwrap_or_default();
+        for (device, error) in failed.iter().filter(|_| self.failed == 0) {
+            tracing::error!(device, %error, "cannot open RDMA device, retrying");
+        }
+        self.ended(now, Device::is_any_new());
+        devices
+    }
+
+    fn ended(&mut self, now: Instant, is_any_left: bool) {
+        self.failed = if is_any_left { self.failed + 1 } else { 0 };
+        let period = RETRY_PERIOD * 2_u32.pow(self.failed.saturating_sub(1).min(6));
+        self.next = Some(now + period.min(SEARCH_PERIOD_MAX));
+    }
+}
+
+/// Ends registrations on a thread of their own: that takes as long as to register, and others wait for this
+/// thread. Without a thread it is done here, as the closure is dropped.
+fn deregister<D: Registers>(regions: Vec<Arc<D::Region>>) {
+    if !regions.is_empty() {
+        let _ = std::thread::Builder::new().name("deregister".to_owned()).spawn(move || drop(regions));
+    }
+}
+
 /// Registers memory and searches for devices; see the module documentation.
 #[derive(Debug)]
 pub struct Registrar<D: Registers = Device> {
@@ -178,8 +229,7 @@ pub struct Registrar<D: Registers = Device> {
     /// A listener is on all addresses, so that each device is used.
     is_on_all: bool,
     next_retry: Instant,
-    /// Earliest time of the next search.
-    next_search: Instant,
+    search: Search,
     permit: RegisterPermit,
 }
 
@@ -204,12 +254,12 @@ impl<D: Registers> Registrar<D> {
             retired: Vec::new(),
             is_on_all: false,
             next_retry: now + RETRY_PERIOD,
-            next_search: now,
+            search: Search::default(),
             permit: RegisterPermit::of_blocking_thread(),
         };
         let mut first_error = None;
         for at in 0..registrar.devices.len() {
-            let Err(error) = registrar.register(at) else {
+            let Err(error) = registrar.register(at, true) else {
                 registrar.devices[at].is_logged = registrar.devices[at].shared.is_used();
                 continue;
             };
@@ -243,33 +293,43 @@ impl<D: Registers> Registrar<D> {
                 None => self.memory.push(Memory { area, disk: Some(name), is_collapsed: false }),
             }
         }
-        self.next_retry = Instant::now();
-        self.step(Vec::new())
+        Changes { lost: Vec::new(), ready: self.register_all() }
     }
 
-    /// Drops lost devices and unused registrations, adds the devices `found`, and registers what is missing.
-    pub(super) fn step(&mut self, found: Vec<Arc<D>>) -> Changes<D> {
+    /// Drops the devices that are gone and the registrations that no core has, adds the devices of `find`, and
+    /// registers what is missing.
+    pub(super) fn step(&mut self, find: impl FnOnce() -> Vec<Arc<D>>) -> Changes<D> {
         let gone = self.devices.iter().map(|it| &it.shared).filter(|it| !it.device().is_listed());
         let lost = gone.filter(|it| it.set_lost()).map(|it| it.device().serial()).collect();
-        for device in self.devices.extract_if(.., |it| it.shared.device().is_lost()) {
+        self.remove_lost();
+        let unused = self.retired.extract_if(.., |region| Arc::strong_count(region) == 1);
+        deregister::<D>(unused.collect());
+        // After the loss of others was handled: see `Device::is_any_new`.
+        self.add(find());
+        Changes { lost, ready: self.register_all() }
+    }
+
+    /// Retires the registrations of lost devices, and of older contexts of a device that no core uses.
+    fn remove_lost(&mut self) {
+        let ready = self.devices.iter().filter(|it| !it.regions.is_empty());
+        let ready: Vec<Arc<D>> = ready.map(|it| Arc::clone(it.shared.device())).collect();
+        let is_over = |it: &mut Registration<D>| {
+            let device = it.shared.device();
+            let is_newer = |other: &Arc<D>| other.name() == device.name() && other.serial() > device.serial();
+            device.is_lost() || (ready.iter().any(is_newer) && Arc::strong_count(&it.shared) == 1)
+        };
+        for device in self.devices.extract_if(.., is_over) {
             self.retired.extend(device.regions.into_iter().map(|it| it.region));
         }
-        self.retired.retain(|region| Arc::strong_count(region) > 1);
-        self.add(found);
-        let now = Instant::now();
-        let may_retry = now >= self.next_retry;
-        if may_retry {
-            self.next_retry = now + RETRY_PERIOD;
-        }
+    }
+
+    /// Registers what the devices in use lack. Returns those that have changed.
+    fn register_all(&mut self) -> Vec<Arc<Ready<D>>> {
+        let may_retry = Instant::now() >= self.next_retry;
         let mut ready = Vec::new();
         for at in 0..self.devices.len() {
-            let device = &self.devices[at];
-            let has_failed = device.has_failed || !device.failed_disks.is_empty();
-            if has_failed && !may_retry {
-                continue;
-            }
             // Logged in `register`.
-            let _ = self.register(at);
+            let _ = self.register(at, may_retry);
             let device = &mut self.devices[at];
             if std::mem::take(&mut device.is_changed) {
                 if !std::mem::replace(&mut device.is_logged, true) {
@@ -279,13 +339,17 @@ impl<D: Registers> Registrar<D> {
                 ready.push(Arc::new(Ready { shared, regions }));
             }
         }
-        Changes { lost, ready }
+        if may_retry {
+            // After the attempts, which may take long.
+            self.next_retry = Instant::now() + RETRY_PERIOD;
+        }
+        ready
     }
 
     /// Adds devices that are not known yet. Those that no listener needs stay unused until a listener is
     /// bound to them ([`KnownDevices::use_device_of`]).
     fn add(&mut self, found: Vec<Arc<D>>) {
-        for device in found {
+        for device in found.into_iter().filter(|device| !device.is_lost()) {
             if self.devices.iter().any(|known| known.shared.device().serial() == device.serial()) {
                 continue;
             }
@@ -304,19 +368,23 @@ impl<D: Registers> Registrar<D> {
     }
 
     /// Registers the memory that a device in use lacks. Fails if a pool cannot be registered; then nothing
-    /// stays registered. A disk that fails is left out.
-    fn register(&mut self, at: usize) -> Result<(), String> {
+    /// stays registered. A disk that fails is left out. What has failed before is tried again if `may_retry`.
+    fn register(&mut self, at: usize, may_retry: bool) -> Result<(), String> {
         let Registrar { memory, devices, retired, is_on_all, permit, .. } = self;
         let device = &mut devices[at];
         if *is_on_all {
             device.shared.set_used();
         }
-        if !device.shared.is_used() {
+        if !device.shared.is_used() || (device.has_failed && !may_retry) {
             return Ok(());
         }
         for memory in memory {
-            if !device.lacks(memory) {
+            let has_failed = memory.disk.as_ref().is_some_and(|disk| device.failed_disks.contains(disk));
+            if !device.lacks(memory) || (has_failed && !may_retry) {
                 continue;
+            }
+            if device.shared.device().is_lost() {
+                return Err("it is gone".to_owned());
             }
             memory.collapse();
             match device.shared.register(permit, &memory.area) {
@@ -347,21 +415,10 @@ impl Registrar<Device> {
     /// Searches for new and lost devices, and retries what has failed. To be called about ten times a second.
     /// Returns messages for all cores.
     pub fn poll(&mut self) -> Vec<DeviceMessage> {
-        let now = Instant::now();
-        let mut found = Vec::new();
-        // A device that cannot be opened stays new.
-        if now >= self.next_search && Device::is_any_new() {
-            self.next_search = now + RETRY_PERIOD;
-            // An error is ignored, as a device may be appearing or disappearing; the search is repeated.
-            found = Device::all().unwrap_or_default();
-        }
-        self.step(found).into()
-    }
-
-    /// Returns true if a device is used.
-    #[must_use]
-    pub fn is_used(&self) -> bool {
-        self.devices.iter().any(|device| !device.regions.is_empty())
+        let mut search = std::mem::take(&mut self.search);
+        let changes = self.step(|| search.find(Instant::now()));
+        self.search = search;
+        changes.into()
     }
 }
 
@@ -374,7 +431,7 @@ impl From<Changes<Device>> for Vec<DeviceMessage> {
 
 #[cfg(test)]
 mod tests {
-    use spindle_reactor::mem::Pages;
+    use spindle_reactor::mem::{FrameStore, Pages, SealedFrames};
 
     use super::*;
     use crate::shell::fake::{Fake, fake};
@@ -416,9 +473,18 @@ mod tests {
         ready.regions.iter().map(SharedRegion::base).collect()
     }
 
+    /// Waits until the device has `count` registrations: another thread ends the others.
+    fn settle(registrar: &mut Registrar<Fake>, device: &Arc<Fake>, count: usize) {
+        while device.registered() > count {
+            registrar.step(Vec::new);
+            std::thread::yield_now();
+        }
+        assert_eq!(device.registered(), count);
+    }
+
     fn retry_now(registrar: &mut Registrar<Fake>) -> Changes<Fake> {
         registrar.next_retry = Instant::now();
-        registrar.step(Vec::new())
+        registrar.step(Vec::new)
     }
 
     #[test]
@@ -430,7 +496,7 @@ mod tests {
         expected.extend(bases(&[Area::zeroes()]));
         assert_eq!((sent(&changes), asked(all[0].device())), (expected.clone(), expected));
         assert_eq!(all[1].device().registrations().len(), 0, "no listener is on it");
-        assert!(registrar.step(Vec::new()).ready.is_empty(), "nothing has changed");
+        assert!(registrar.step(Vec::new).ready.is_empty(), "nothing has changed");
     }
 
     #[test]
@@ -454,10 +520,10 @@ mod tests {
         all[1].device().refuse_after(1);
         let mut registrar = start(&all, &pools).expect("the other device can");
         assert_eq!(registrar.change(Vec::new(), false).ready.len(), 1);
-        assert!(registrar.step(Vec::new()).ready.is_empty());
-        assert_eq!(all[1].device().registered(), 0);
+        assert!(registrar.step(Vec::new).ready.is_empty());
+        settle(&mut registrar, all[1].device(), 0);
         all[1].device().refuse_after(usize::MAX);
-        assert!(registrar.step(Vec::new()).ready.is_empty(), "not before the period is over");
+        assert!(registrar.step(Vec::new).ready.is_empty(), "not before the period is over");
         let changes = retry_now(&mut registrar);
         assert!(Arc::ptr_eq(&changes.ready[0].shared, &all[1]));
         assert_eq!(sent(&changes).len(), 3);
@@ -472,11 +538,10 @@ mod tests {
         let next = registrar.change(vec![disk("b", &disks[1])], false);
         assert_eq!(sent(&next)[2..], bases(&disks[1..]));
         assert_eq!(asked(all[0].device()).len(), 4, "each once");
-        registrar.step(Vec::new());
+        registrar.step(Vec::new);
         assert_eq!(all[0].device().registered(), 4, "a core has the first disk's");
         drop(first);
-        registrar.step(Vec::new());
-        assert_eq!(all[0].device().registered(), 3);
+        settle(&mut registrar, all[0].device(), 3);
         let renamed = registrar.change(vec![disk("c", &disks[1])], false);
         assert!(renamed.ready.is_empty(), "the memory is the same");
     }
@@ -488,7 +553,11 @@ mod tests {
         all[0].device().refuse_after(1);
         let both = vec![disk("a", &disks[0]), disk("b", &disks[1])];
         assert_eq!(sent(&registrar.change(both, false))[2..], bases(&disks[..1]));
+        let tries = all[0].device().registrations().len();
+        assert!(registrar.step(Vec::new).ready.is_empty(), "not before the period is over");
+        assert_eq!(all[0].device().registrations().len(), tries);
         assert!(retry_now(&mut registrar).ready.is_empty());
+        assert_eq!(all[0].device().registrations().len(), tries + 1);
         all[0].device().refuse_after(usize::MAX);
         assert_eq!(sent(&retry_now(&mut registrar))[2..], bases(&disks));
         assert!(registrar.devices[0].failed_disks.is_empty());
@@ -501,16 +570,19 @@ mod tests {
             let mut registrar = start(&[], &pools).expect("no device yet");
             assert!(registrar.change(vec![disk("d", &disks[0])], is_on_all).ready.is_empty());
             let device = fake("late");
-            let mut changes = registrar.step(vec![Arc::clone(&device)]);
+            let mut changes = registrar.step(|| vec![Arc::clone(&device)]);
             if !is_on_all {
                 assert!(changes.ready.is_empty());
                 // As the core that listens does, when a listener is bound to the device.
                 registrar.known.use_all();
-                changes = registrar.step(vec![Arc::clone(&device)]);
+                changes = registrar.step(|| vec![Arc::clone(&device)]);
             }
             let sent = sent(&changes);
             assert_eq!((sent.len(), &sent[..2], sent[3]), (4, &bases(&pools)[..], bases(&disks)[0]));
             assert_eq!(asked(&device), sent, "nothing twice");
+            let later = areas::<1>();
+            let next = registrar.change(vec![disk("later", &later[0])], is_on_all);
+            assert_eq!(self::sent(&next).last(), bases(&later).last());
         }
     }
 
@@ -519,9 +591,80 @@ mod tests {
         let (all, pools) = (devices(&[(true, false), (false, false)]), areas::<1>());
         let mut registrar = start(&all[..1], &pools).expect("registered");
         registrar.change(Vec::new(), false);
-        assert_eq!(registrar.step(vec![fake("fake")]).ready.len(), 1);
+        assert_eq!(registrar.step(|| vec![fake("fake")]).ready.len(), 1);
         let mut registrar = start(&all[1..], &pools).expect("none is used");
-        assert!(registrar.step(vec![fake("fake")]).ready.is_empty());
+        assert!(registrar.step(|| vec![fake("fake")]).ready.is_empty());
+    }
+
+    #[test]
+    fn an_older_context_of_a_device_has_the_changes_until_no_core_uses_it() {
+        let (mut all, pools, disks) = (devices(&[(true, false)]), areas::<1>(), areas::<1>());
+        let old = Arc::clone(all[0].device());
+        let mut registrar = start(&all, &pools).expect("registered");
+        all.clear();
+        let of_core = registrar.change(Vec::new(), false).ready;
+        let new = fake("fake");
+        let _of_core = registrar.step(|| vec![Arc::clone(&new)]).ready;
+        let both = registrar.change(vec![disk("d", &disks[0])], false);
+        assert_eq!((both.ready.len(), old.registered(), new.registered()), (2, 3, 3));
+        drop((of_core, both));
+        settle(&mut registrar, &old, 0);
+        assert_eq!((registrar.devices.len(), new.registered()), (1, 3));
+        assert_eq!(Arc::strong_count(&old), 1, "it is closed");
+    }
+
+    #[test]
+    fn a_device_that_is_lost_when_it_is_found_is_no_new_one() {
+        let (all, pools) = (devices(&[(true, false), (false, false)]), areas::<1>());
+        let mut registrar = start(&all, &pools).expect("registered");
+        all[1].device().take_out();
+        let device = Arc::clone(all[0].device());
+        let changes = registrar.step(|| {
+            device.set_lost();
+            vec![Arc::clone(&device)]
+        });
+        assert_eq!(changes.lost, [all[1].device().serial()], "also an unused one");
+        assert_eq!(registrar.devices.len(), 1, "until the next step");
+        registrar.step(|| vec![device]);
+        assert!(registrar.devices.is_empty());
+    }
+
+    #[test]
+    fn a_device_that_cannot_be_opened_is_searched_for_less_and_less_often() {
+        let (mut search, now) = (Search::default(), Instant::now());
+        let seconds = [1, 2, 4, 8, 16, 32, 60, 60].map(Duration::from_secs);
+        for period in seconds {
+            search.ended(now, true);
+            assert_eq!(search.next, Some(now + period));
+        }
+        search.ended(now, false);
+        assert_eq!((search.failed, search.next), (0, Some(now + RETRY_PERIOD)));
+    }
+
+    #[test]
+    fn a_core_has_the_keys_of_its_own_pools_and_of_all_disks() {
+        let (all, pools, disks) = (devices(&[(true, false)]), areas::<3>(), areas::<1>());
+        let mut registrar = start(&all, &pools).expect("registered");
+        let changes = registrar.change(vec![disk("d", &disks[0])], false);
+        let of_core = changes.ready[0].of_core(&[pools[1].clone(), Area::zeroes()]);
+        let expected = bases(&[pools[1].clone(), Area::zeroes(), disks[0].clone()]);
+        assert_eq!(of_core.iter().map(SharedRegion::base).collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn the_memory_of_a_removed_disk_is_unmapped_once_nothing_uses_it() {
+        let (all, pools) = (devices(&[(true, false)]), areas::<1>());
+        let mut registrar = start(&all, &pools).expect("registered");
+        let store = FrameStore::new(1 << 20, 1 << 20, Pages::Base, false).expect("memory");
+        let watch = store.memory_watch();
+        let ready = registrar.change(vec![disk("d", &store.area())], false);
+        drop(store);
+        drop((ready, registrar.change(Vec::new(), false)));
+        while watch.resident().is_some() {
+            registrar.step(Vec::new);
+            std::thread::yield_now();
+        }
+        assert_eq!(all[0].device().registered(), 2);
     }
 
     #[test]
@@ -532,12 +675,11 @@ mod tests {
         all.clear();
         let ready = registrar.change(Vec::new(), false).ready;
         device.take_out();
-        assert_eq!(registrar.step(Vec::new()).lost, [device.serial()]);
-        assert_eq!(registrar.step(Vec::new()).lost, [0; 0]);
+        assert_eq!(registrar.step(Vec::new).lost, [device.serial()]);
+        assert_eq!(registrar.step(Vec::new).lost, [0; 0]);
         assert_eq!(device.registered(), 2, "a core has it");
         drop(ready);
-        registrar.step(Vec::new());
-        assert_eq!((device.registered(), Arc::strong_count(&device)), (0, 1));
+        settle(&mut registrar, &device, 0);
     }
 
     #[test]
@@ -545,10 +687,9 @@ mod tests {
         let (all, pools) = (devices(&[(true, false)]), areas::<1>());
         let mut registrar = start(&all, &pools).expect("registered");
         assert!(all[0].set_lost());
-        let changes = registrar.step(Vec::new());
+        let changes = registrar.step(Vec::new);
         assert!(changes.lost.is_empty() && changes.ready.is_empty() && registrar.devices.is_empty());
-        registrar.step(Vec::new());
-        assert_eq!(all[0].device().registered(), 0);
+        settle(&mut registrar, all[0].device(), 0);
     }
 
     #[test]
@@ -566,10 +707,11 @@ mod tests {
         let mut registrar = start(&[], &[transparent()]).expect("no device yet");
         registrar.change(vec![disk("d", &transparent())], true);
         let [first, second] = [fake("first"), fake("second")];
-        registrar.step(vec![Arc::clone(&first)]);
+        registrar.step(|| vec![Arc::clone(&first)]);
         let resident = is_resident(&first);
         assert_eq!((resident[0], resident[2]), (true, true));
         assert!(registrar.memory.iter().all(|memory| memory.is_collapsed));
-        registrar.step(vec![second]);
+        registrar.step(|| vec![Arc::clone(&second)]);
+        assert_eq!(second.registrations().len(), 3);
     }
 }

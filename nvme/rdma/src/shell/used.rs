@@ -1,14 +1,14 @@
-//! Selection of the devices to use: those with a listener; and the handling of a device that cannot be used.
+//! Selection of the devices to use: those with a listener.
 //!
 //! | listener | devices |
 //! |---|---|
-//! | on an address of a device | that device; the start fails if it cannot be used |
+//! | on an address of a device | that device; the start fails if no pool can be registered with it |
 //! | on an address that no device has yet | none; that of the address once it has come |
 //! | on an address, without a connection manager | none; that of the address once both have come |
-//! | on all addresses | all; a device that cannot be used is logged and left out |
+//! | on all addresses | all; one that cannot be used is logged and tried again |
 //!
-//! No memory is registered with the other devices and no queue is created. The listening core keeps these
-//! devices, as the failover of a bond may move a listener to one of them (`device_events`).
+//! No memory is registered with the other devices and no queue is created. The registrar keeps these devices,
+//! as the failover of a bond may move a listener to one of them.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_tags_as_entries_are_unique_and_every_other_is_stale() {
+    fn live_tags_are_unique_and_all_others_are_stale() {
         let mut transfers = Transfers::new(100);
         let tags: Vec<u16> = (0..128).map_while(|cid| transfers.insert(transfer(cid))).collect();
         assert_eq!((tags.len(), transfers.len()), (128, 128));
