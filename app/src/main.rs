@@ -11,7 +11,8 @@
 //! Each subcommand is a module or crate with a function `run`. This file prints the error of `run` with its
 //! sources. The exit status is 0 on success, 1 on an error, 2 on a wrong command line.
 //!
-//! This crate may use every crate but those of `tests/`. Begin with `serve.rs`: it starts a `CoreLoop` for each core.
+//! This crate may use every crate but those of `tests/`. Begin with `serve.rs`: it starts a `CoreLoop` for
+//! each core.
 #![forbid(unsafe_code)]
 
 mod check;

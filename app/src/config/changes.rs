@@ -103,8 +103,8 @@ impl Plan {
                 }
                 // The new disk would wait for the lock of the other one, which is open until the change.
                 (None, Some(other)) if is_new_file => Change::Refused(format!(
-                    "disk {:?}: path is that of disk {:?}, which is open; remove that disk first, and add this one \
-                     with another change",
+                    "disk {:?}: path is that of disk {:?}, which is open; remove that disk first, and add \
+                     this one with another change",
                     disk.name, other.name
                 )),
                 (None, _) => Change::Other(format!("disk {:?} added", disk.name)),

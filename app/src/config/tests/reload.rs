@@ -190,9 +190,8 @@ fn a_file_that_grew_under_us_is_noticed_by_a_reload() {
 #[test]
 fn an_open_file_cannot_become_another_disk_by_one_change() {
     let text = |name: &str, path: &str| {
-        format!(
-            "{LISTENER}[[disk]]\nname = \"{name}\"\nkind = \"file\"\npath = \"{path}\"\nsize = \"1MiB\"\ncreate = true\n"
-        )
+        let disk = format!("[[disk]]\nname = \"{name}\"\nkind = \"file\"\npath = \"{path}\"\n");
+        format!("{LISTENER}{disk}size = \"1MiB\"\ncreate = true\n")
     };
     let renamed = changes(&text("a", "/nowhere/1"), &text("b", "/nowhere/1"));
     assert!(

@@ -221,8 +221,8 @@ impl KnownDevices<Device> {
         self.find(id).map(|it| Arc::clone(it.device()))
     }
 
-    /// Marks the device to which `id` is bound as used, for the registrar. Returns false if it is not known or
-    /// lost.
+    /// Marks the device to which `id` is bound as used, for the registrar. Returns false if it is not known
+    /// or lost.
     pub(super) fn use_device_of(&self, id: &CmId) -> bool {
         self.find(id).inspect(|it| it.set_used()).is_some()
     }

@@ -186,9 +186,9 @@ struct Search {
 }
 
 impl Search {
-    /// Returns all open devices if the kernel lists one that was never opened. Less and less often, up to once
-    /// in [`SEARCH_PERIOD_MAX`], while there is one that cannot be opened: librdmacm may open others again
-    /// with each call.
+    /// Returns all open devices if the kernel lists one that was never opened. Less and less often, up to
+    /// once in [`SEARCH_PERIOD_MAX`], while there is one that cannot be opened: librdmacm may open others
+    /// again with each call.
     fn find(&mut self, now: Instant) -> Vec<Arc<Device>> {
         if self.next.is_some_and(|next| now < next) || !Device::is_any_new() {
             return Vec::new();
@@ -296,8 +296,8 @@ impl<D: Registers> Registrar<D> {
         Changes { lost: Vec::new(), ready: self.register_all() }
     }
 
-    /// Drops the devices that are gone and the registrations that no core has, adds the devices of `find`, and
-    /// registers what is missing.
+    /// Drops the devices that are gone and the registrations that no core has, adds the devices of `find`,
+    /// and registers what is missing.
     pub(super) fn step(&mut self, find: impl FnOnce() -> Vec<Arc<D>>) -> Changes<D> {
         let gone = self.devices.iter().map(|it| &it.shared).filter(|it| !it.device().is_listed());
         let lost = gone.filter(|it| it.set_lost()).map(|it| it.device().serial()).collect();
