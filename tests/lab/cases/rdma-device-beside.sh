@@ -1,6 +1,7 @@
 # a device is removed, returns, and a disk is added and removed while hosts use another device: their I/O goes on
 # limit: 600 s
 skip_on nvmet 'the kernel target has to be told to listen again'
+expect_kernel_log 'd1 speed is unknown'
 
 # A device of its own for the second listener.
 ip link add d1 type dummy
