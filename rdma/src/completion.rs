@@ -164,7 +164,7 @@ pub(crate) fn next_serial() -> usize {
 }
 
 #[derive(Debug)]
-pub(crate) struct QueueInner {
+pub(crate) struct CompletionQueueInner {
     pub(crate) raw: *mut sys::ibv_cq,
     serial: usize,
     _channel: Option<Arc<ChannelInner>>,
@@ -172,11 +172,11 @@ pub(crate) struct QueueInner {
 }
 
 // SAFETY: libibverbs is thread-safe, and the fields are not written after construction.
-unsafe impl Send for QueueInner {}
+unsafe impl Send for CompletionQueueInner {}
 // SAFETY: as for `Send`: shared references only pass the pointer to thread-safe calls.
-unsafe impl Sync for QueueInner {}
+unsafe impl Sync for CompletionQueueInner {}
 
-impl Drop for QueueInner {
+impl Drop for CompletionQueueInner {
     fn drop(&mut self) {
         // SAFETY: destroyed only here. Each queue pair of the queue holds an `Arc` of this struct, so none is
         // left.
@@ -187,7 +187,7 @@ impl Drop for QueueInner {
 /// A completion queue, for one or more queue pairs.
 #[derive(Debug)]
 pub struct CompletionQueue {
-    pub(crate) inner: Arc<QueueInner>,
+    pub(crate) inner: Arc<CompletionQueueInner>,
     entries: u32,
     is_broken: bool,
     _not_sync: PhantomData<Cell<()>>,
@@ -230,7 +230,8 @@ impl CompletionQueue {
         // SAFETY: `raw` is not null; the verb has just created the queue.
         let granted = unsafe { (*raw).cqe };
         let channel = channel.map(|channel| Arc::clone(&channel.inner));
-        let inner = Arc::new(QueueInner { raw, serial, _channel: channel, device: Arc::clone(device) });
+        let inner =
+            Arc::new(CompletionQueueInner { raw, serial, _channel: channel, device: Arc::clone(device) });
         let entries = u32::try_from(granted).unwrap_or(entries).max(entries);
         Ok(CompletionQueue { inner, entries, is_broken: false, _not_sync: PhantomData })
     }

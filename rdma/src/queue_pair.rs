@@ -14,7 +14,7 @@ use rdma_sys as sys;
 
 use crate::batch::SendBatch;
 use crate::cm_id::IdInner;
-use crate::completion::{CompletionQueue, QueueInner, next_serial};
+use crate::completion::{CompletionQueue, CompletionQueueInner, next_serial};
 use crate::device::Device;
 use crate::domain::Domain;
 use crate::error::VerbsError;
@@ -87,7 +87,7 @@ pub struct QueuePair {
     serial: usize,
     recv_sge: u32,
     srq: Option<Arc<SharedInner>>,
-    _cq: Arc<QueueInner>,
+    _cq: Arc<CompletionQueueInner>,
     _domain: Option<Arc<Domain>>,
     _device: Arc<Device>,
     /// Released last.
@@ -250,7 +250,7 @@ impl QueuePair {
     /// time: 655 ms. Only for a connected queue pair.
     ///
     /// # Errors
-    /// The device does not support the change.
+    /// The error of `ibv_modify_qp`: the queue pair is not connected, or the device does not support it.
     pub fn set_min_rnr_timer(&mut self, code: u8) -> Result<(), VerbsError> {
         let mask = sys::ibv_qp_attr_mask::IBV_QP_MIN_RNR_TIMER;
         self.modify(mask, |attributes| attributes.min_rnr_timer = code)

@@ -37,7 +37,8 @@ impl DriveSource for LocalDrives {
     }
 }
 
-/// Most commands in flight of one core to a far target: a queue of 1024 entries can contain 1023 commands.
+/// Most commands in flight of one core on one remote disk. A Spindle target allows queues of at most 1024
+/// entries (`limits.queue_entries`), and one entry stays empty.
 const REMOTE_DEPTH_MAX: u16 = 1023;
 
 /// What a disk is on, which can be absent.

@@ -115,7 +115,7 @@ impl RegistrarThread {
         if self.rdma.is_some() {
             self.send(ACCEPTOR, CoreMessage::ListenRdma);
         }
-        let mut known = sources(&first);
+        let mut known = weak_disks(&first);
         // Keeps no reference, so that removed disks are closed.
         drop(first);
         let period = if self.rdma.is_some() { SEARCH_PERIOD } else { FOREVER };
@@ -123,7 +123,7 @@ impl RegistrarThread {
             match receive.recv_timeout(period) {
                 Ok((next, listeners)) => {
                     self.prepare(&known, &next);
-                    known = sources(&next);
+                    known = weak_disks(&next);
                     self.register(&next);
                     // Sent before the snapshot: core `ACCEPTOR` opens these listeners once all cores have the
                     // snapshot.
@@ -191,7 +191,7 @@ pub fn send(
     }
 }
 
-fn sources(snapshot: &Snapshot) -> Vec<Weak<dyn Disk>> {
+fn weak_disks(snapshot: &Snapshot) -> Vec<Weak<dyn Disk>> {
     snapshot.disks.iter().flatten().map(Arc::downgrade).collect()
 }
 

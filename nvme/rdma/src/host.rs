@@ -268,7 +268,7 @@ impl Conn {
         command.capsule = if is_awaited { Capsule::Sending } else { Capsule::Sent };
         let mut head = [0; SQE_BYTES];
         head.copy_from_slice(command.sqe.as_bytes());
-        let is_signalled = self.sends.post(chain, is_awaited)?;
+        let is_signalled = self.sends.reserve(chain, is_awaited)?;
         let local = Span { offset: 0, bytes };
         let head_bytes = u8::try_from(SQE_BYTES).unwrap_or(u8::MAX);
         Some(Work { chain, is_signalled, op: Op::Send { head, head_bytes, local, invalidate: None } })

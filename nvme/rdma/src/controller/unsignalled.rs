@@ -15,13 +15,13 @@ use spindle_reactor::slab::Slot;
 
 /// Maximum chains in a row without a signal, as at the host's end.
 const CHAINS_MAX: u32 = 15;
-/// Maximum bytes of buffers of such chains. A longer transfer costs much more than its completion.
+/// Maximum buffer bytes of all chains of one run. A longer transfer costs much more than its completion.
 const BYTES_MAX: usize = 64 << 10;
 
 /// The chains of unsignalled SENDs.
 #[derive(Debug)]
 pub(super) struct Unsignalled {
-    /// Posted chains that are not known to have completed, oldest first.
+    /// Chains whose SEND is unsignalled and not known to have completed, oldest first.
     chains: VecDeque<Slot>,
     /// The last so many of `chains` have no signalled work request behind them yet.
     run: u32,

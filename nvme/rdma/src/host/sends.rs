@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use spindle_reactor::slab::Slot;
 
 /// At least one in 16 SENDs is signalled. Signalling each would cost a PCIe write of the device and a step of
-/// the poller per SEND. 16 SENDs are a small part of the queue.
+/// the poller per SEND. The queue has 16 entries more for SENDs of unknown state.
 const SIGNAL_EVERY: u32 = 16;
 
 #[derive(Debug)]
@@ -44,7 +44,7 @@ impl Sends {
     /// Reserves an entry and returns whether the SEND must be signalled; `None` if the queue is full.
     /// `is_awaited`: the command ends only after the SEND has completed.
     #[inline]
-    pub(super) fn post(&mut self, chain: Slot, is_awaited: bool) -> Option<bool> {
+    pub(super) fn reserve(&mut self, chain: Slot, is_awaited: bool) -> Option<bool> {
         self.free = self.free.checked_sub(1)?;
         self.unsignalled += 1;
         // The SEND in the last entry is signalled, so a full queue always receives a completion.
@@ -82,7 +82,7 @@ mod tests {
     fn every_16th_is_signalled_and_frees_16() {
         let mut sends = Sends::new(100);
         let signalled: Vec<u32> =
-            (0..40).filter(|index| sends.post(chain(*index), false).expect("room")).collect();
+            (0..40).filter(|index| sends.reserve(chain(*index), false).expect("room")).collect();
         assert_eq!(signalled, [15, 31]);
         assert_eq!(sends.free, 60);
         assert!(!sends.end(chain(31)), "15 is before it");
@@ -94,8 +94,8 @@ mod tests {
     #[test]
     fn an_awaited_one_is_signalled_and_frees_those_before_it() {
         let mut sends = Sends::new(100);
-        assert_eq!(sends.post(chain(0), false), Some(false));
-        assert_eq!(sends.post(chain(1), true), Some(true));
+        assert_eq!(sends.reserve(chain(0), false), Some(false));
+        assert_eq!(sends.reserve(chain(1), true), Some(true));
         assert!(sends.end(chain(1)));
         assert_eq!((sends.free, sends.unsignalled), (100, 0));
     }
@@ -106,7 +106,7 @@ mod tests {
             let mut sends = Sends::new(capacity);
             let mut posted = 0;
             while posted < 1000 {
-                match sends.post(chain(posted), posted % 7 == 3) {
+                match sends.reserve(chain(posted), posted % 7 == 3) {
                     Some(_) => posted += 1,
                     None => {
                         assert!(sends.is_full());

@@ -15,7 +15,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use spindle_nvme_initiator as initiator;
 use spindle_reactor::net::{Received, Sent, Socket};
 
-/// Congestion controls without packet pacing, as the initiator's; the first that the kernel has is used.
+/// Congestion controls without packet pacing, in order of preference, the same as those of the initiator. The
+/// first that the kernel accepts is used.
 const CONGESTION: [&str; 2] = ["cubic", "reno"];
 /// Names of the steps, for errors.
 const ICREQ: &str = "ICReq";
