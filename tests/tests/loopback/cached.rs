@@ -38,7 +38,9 @@ fn a_host_that_takes_no_replies_keeps_no_other_from_the_disk() {
         (0..u64::from(BLOCKS)).for_each(|lba| _ = read(lba));
         counted("hits") - before == u64::from(BLOCKS)
     });
-    assert!(is_full && counted("passed") == 0);
+    assert!(is_full);
+    // While the cache's memory becomes resident, a read may find no frame.
+    let passed = counted("passed");
     let (admin, cntlid) = RawHost::admin(address);
     let mut deaf = RawHost::io(address, 1, cntlid);
     for cid in 0..16 {
@@ -48,7 +50,7 @@ fn a_host_that_takes_no_replies_keeps_no_other_from_the_disk() {
     // Its commands are with the target before the pages that come now.
     let is_around = (0..100_000).any(|at| {
         assert_eq!(read(1024 + at % 1024), [0; 4096]);
-        at % 64 == 63 && counted("passed") != 0
+        at % 64 == 63 && counted("passed") != passed
     });
     assert!(is_around, "no page was in use");
     drop((admin, deaf));
