@@ -119,8 +119,9 @@ impl RegistrarThread {
         // Keeps no reference, so that removed disks are closed.
         drop(first);
         let period = if self.rdma.is_some() { SEARCH_PERIOD } else { FOREVER };
+        let mut next_search = Instant::now() + period;
         loop {
-            match receive.recv_timeout(period) {
+            match receive.recv_timeout(next_search.saturating_duration_since(Instant::now())) {
                 Ok((next, listeners)) => {
                     self.prepare(&known, &next);
                     known = weak_disks(&next);
@@ -132,11 +133,14 @@ impl RegistrarThread {
                     }
                     self.broadcast(|| CoreMessage::Target(Message::Snapshot(Arc::clone(&next))));
                 }
-                Err(RecvTimeoutError::Timeout) => {
-                    let messages = self.rdma.as_mut().map(|rdma| rdma.poll());
-                    self.broadcast_rdma(messages.unwrap_or_default());
-                }
+                Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
+            }
+            // Also between snapshots that follow each other faster than the period.
+            if Instant::now() >= next_search {
+                let messages = self.rdma.as_mut().map(|rdma| rdma.poll());
+                self.broadcast_rdma(messages.unwrap_or_default());
+                next_search = Instant::now() + period;
             }
         }
     }
@@ -338,6 +342,30 @@ mod tests {
         }
         assert_eq!(logs[0], ["device 1", "listen", "device 7", "snapshot 7"]);
         assert_eq!(logs[1], ["device 1", "device 7", "snapshot 7"]);
+    }
+
+    #[test]
+    fn devices_are_searched_for_while_one_snapshot_follows_the_other() {
+        let snapshot = Config::builtin().plan().snapshot(None, &LocalDrives, &[]).expect("opened");
+        let mut mailbox = mesh::<CoreMessage>(1, 16).expect("mailboxes").pop().expect("one");
+        let (rdma, remote) = (Some(Box::new(DevicePerSnapshot) as _), mailbox.remote());
+        let registrar = Registrar::start(rdma, Vec::new(), Arc::clone(&snapshot), 1, remote, Arc::default());
+        let registrar = registrar.expect("a thread");
+        let (begun, mut waiting) = (Instant::now(), 0);
+        loop {
+            // The thread always finds one.
+            while waiting < 3 {
+                assert!(registrar.send((Arc::clone(&snapshot), Vec::new())).is_ok());
+                waiting += 1;
+            }
+            match mailbox.receive() {
+                Some((_, CoreMessage::Rdma(DeviceMessage::Lost(0)))) => break,
+                Some((_, CoreMessage::Target(_))) => waiting -= 1,
+                Some(_) => {}
+                None => std::thread::yield_now(),
+            }
+            assert!(begun.elapsed() < HANGS, "snapshots only");
+        }
     }
 
     #[test]
