@@ -540,6 +540,7 @@ mod tests {
         assert_eq!(asked(all[0].device()).len(), 4, "each once");
         registrar.step(Vec::new);
         assert_eq!(all[0].device().registered(), 4, "a core has the first disk's");
+        assert_eq!(registrar.retired.len(), 1, "and does not drop the last reference");
         drop(first);
         settle(&mut registrar, all[0].device(), 3);
         let renamed = registrar.change(vec![disk("c", &disks[1])], false);
