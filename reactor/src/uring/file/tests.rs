@@ -286,9 +286,12 @@ fn a_dropped_ring_has_let_go_of_its_files() {
         let options = fs::File::options().read(true).write(true).create(true).truncate(false).open(&path);
         let locked = options.expect("open");
         flock(&locked, FlockOperation::NonBlockingLockExclusive).expect("it is free again");
+        // A read of a page in the page cache completes on this thread. A worker thread of the kernel (a write
+        // needs one) frees its operation, which keeps the file, only after it has posted the completion.
+        locked.write_all_at(&[1; 4096], 0).expect("write");
         let mut ring = FileRing::new(4, &pool).expect("ring");
         let file = ring.register_file(locked.into());
-        ring.write(1, file, 0, filled(&pool, 4096, 1), false);
+        ring.read(1, file, 0, filled(&pool, 4096, 0));
         drop(ring);
     }
     fs::remove_file(&path).expect("remove");
