@@ -233,8 +233,8 @@ impl<D: Device> Drop for Ring<D> {
             self.poll(drop);
         }
         // The kernel releases the files of a closed ring some time later. Until then, a lock on a file would
-        // outlive this value. It still does for a moment where a worker thread of the kernel did the operation:
-        // the thread posts the completion before it lets go of the file.
+        // outlive this value. A worker thread of the kernel that has done an operation posts the completion
+        // before it lets go of the file: in that case the lock still outlives this value for a moment.
         let _ = self.ring.submitter().unregister_files();
     }
 }
