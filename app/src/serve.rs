@@ -502,6 +502,9 @@ fn start(
     let cores = cpus.len();
     let (mailboxes, remote) = mailboxes(cores)?;
     let registry = Arc::new(Registry::default());
+    let waker = remote.clone();
+    // A full mailbox: the core is awake, or will be.
+    registry.set_wake(Arc::new(move |core| _ = waker.send(core, CoreMessage::Wake)));
     let loads: Arc<[AtomicUsize]> = (0..cores).map(|_| AtomicUsize::new(0)).collect();
     let advertised: Arc<[AtomicU64]> = (0..cores).map(|_| AtomicU64::new(snapshot.generation)).collect();
     let disk_errors: DiskErrors = (0..cores).map(|_| Mutex::default()).collect();

@@ -113,6 +113,18 @@ impl Clock {
     }
 }
 
+impl Clock {
+    /// Returns the time since the machine's boot, in which it was suspended too (`CLOCK_BOOTTIME`): for
+    /// leases. Takes as long as [`Clock::now`].
+    #[inline]
+    #[must_use]
+    pub fn boot() -> Nanos {
+        let now = clock_gettime(ClockId::Boottime);
+        let secs = u64::try_from(now.tv_sec).unwrap_or(0);
+        Nanos::from_secs(secs) + Nanos(u64::try_from(now.tv_nsec).unwrap_or(0))
+    }
+}
+
 /// Returns the milliseconds since 1970-01-01 UTC, as in NVMe timestamps; 0 when the clock is before that.
 #[must_use]
 pub fn wall_ms() -> u64 {

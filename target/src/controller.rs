@@ -57,6 +57,7 @@ pub(crate) use self::log::Window;
 pub use self::log::{DISCOVERY_PAGES, IO_PAGES};
 
 use self::changed::ChangedNamespaces;
+pub(crate) use self::command::NEXT_DATA_BYTES;
 use self::error_log::ErrorLog;
 use self::event::Events;
 use self::feature::Features;
@@ -131,6 +132,11 @@ pub enum Outcome {
     EndFormer {
         /// Token of the command; not 0.
         token: u64,
+    },
+    /// Reply when the member has entries, or after [`NEXT_WAIT`](spindle_target_card::NEXT_WAIT).
+    Next {
+        /// Sequence of the last entry that the member has executed.
+        acknowledged: u64,
     },
     /// Abort the command if it can end without effect, call [`Controller::abort_done`], and reply with bit 0
     /// of dword 0 clear if the command was aborted.
@@ -322,6 +328,7 @@ impl Controller {
                 let Some(after) = new.subsystem(nqn).filter(allowed) else {
                     return self.step(Nanos::ZERO, lifetime::Event::Revoke);
                 };
+                self.shared.check_membership(after);
                 if self.changed.compare(old.subsystem(nqn).map(Arc::as_ref), after) {
                     self.events.raise(event::Kind::NamespaceChanged);
                 }
@@ -355,6 +362,7 @@ impl Controller {
     /// Removes the controller after its admin queue has ended: frees the CNTLID, and refuses further queues.
     pub fn remove(&mut self, registry: &Registry) {
         self.step(Nanos::ZERO, lifetime::Event::Remove);
+        self.shared.end_membership();
         registry.remove(&self.shared);
     }
 

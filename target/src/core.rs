@@ -144,6 +144,7 @@ impl<T: Transport> TargetCore<T> {
             done: Vec::with_capacity(DONE_BATCH),
             orphaned_commands: OrphanedCommands::default(),
             busy: Busy::new(settings.core),
+            next_queues: Vec::new(),
         };
         let mut core = TargetCore {
             env,
@@ -337,12 +338,32 @@ impl<T: Transport> TargetCore<T> {
         if self.is_closing_disks {
             self.close_disks();
         }
+        if !self.env.next_queues.is_empty() {
+            self.poll_nexts();
+        }
         self.poll_timers();
         if self.env.is_draining {
             self.for_each_qpair(Qpair::drain);
         }
         self.deliver_own();
         has_worked
+    }
+
+    /// Replies to the Next commands that have entries or have waited long enough.
+    #[cold]
+    fn poll_nexts(&mut self) {
+        let mut at = 0;
+        while let Some(id) = self.env.next_queues.get(at).copied() {
+            let qpair = self.qpairs.get(id.0).filter(|qpair| qpair.has_nexts());
+            let Some(qpair) = qpair else {
+                self.env.next_queues.swap_remove(at);
+                continue;
+            };
+            if qpair.has_due_next(&self.env) {
+                self.with_open_qpair(id, Qpair::step_nexts);
+            }
+            at += 1;
+        }
     }
 
     fn poll_disks(&mut self) -> bool {

@@ -139,6 +139,8 @@ pub struct Env {
     /// Commands at disks whose queue pair has ended.
     pub(crate) orphaned_commands: OrphanedCommands,
     pub(crate) busy: Busy,
+    /// Admin queues of this core with a Next that waits for entries.
+    pub(crate) next_queues: Vec<ConnectionId>,
 }
 
 /// Hosts whose requests wait for memory that they are entitled to.

@@ -10,13 +10,15 @@
 //! changes only in this file and `qpair/`.
 //!
 //! Files: `request` (the states), `fast_path` (Reads and Writes without a request in the slab), `bulk` (large
-//! transfers in pieces), `io` (parse and check), `admin` (Connect, properties, admin commands, Abort),
-//! `compound` (commands of several disk steps), `fused` (Compare and Write), `memory` (buffers, and the queue
-//! of requests that wait for them), `references` (Get References), `requests` (table of the requests),
-//! `fetches` (progress of data and replies), `time` (time-outs), `former` (End Former Associations).
+//! transfers in pieces), `cluster` (Register and Next), `io` (parse and check), `admin` (Connect,
+//! properties, admin commands, Abort), `compound` (commands of several disk steps), `fused` (Compare and
+//! Write), `memory` (buffers, and the queue of requests that wait for them), `references` (Get References),
+//! `requests` (table of the requests), `fetches` (progress of data and replies), `time` (time-outs),
+//! `former` (End Former Associations).
 
 mod admin;
 mod bulk;
+mod cluster;
 mod compound;
 pub(crate) mod fast_path;
 mod fetches;
@@ -34,9 +36,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
+use nvme_spec::cluster::NEXT_OUTSTANDING_MAX;
 use nvme_spec::cqe::Cqe;
-use nvme_spec::opcode::IoOpcode;
-use nvme_spec::sqe::{NSID_ALL, Sqe};
+use nvme_spec::sqe::Sqe;
 use nvme_spec::status::Status;
 use spindle_nvme_transport::admission::Admitted;
 use spindle_nvme_transport::{CloseReason, DataPointer, Event, Peer, Reply, Transport};
@@ -52,6 +54,7 @@ use crate::notice::Notice;
 use crate::refusal::{Refusal, field};
 use crate::shared::ControllerShared;
 use crate::snapshot::{Snapshot, Subsystem};
+use cluster::{PendingNext, register};
 pub use fetches::{FETCH_TIMEOUT, REPLY_TIMEOUT, REPLY_TIMEOUT_SHORT, STARVED_TIMEOUT};
 use fetches::{Fetches, StallDetector};
 use former::ConnectBlocked;
@@ -128,6 +131,8 @@ pub struct Qpair<T: Transport> {
     /// Counts this connection among those whose Connect has not succeeded, or its discovery controller;
     /// dropped when Connect to an I/O controller succeeds.
     pub(crate) admitted: Option<Admitted>,
+    /// Requests in state `Next`.
+    nexts: ArrayVec<PendingNext, NEXT_OUTSTANDING_MAX>,
     /// Data of the request in state `ConnectBlocked`.
     connect_blocked: Option<ConnectBlocked>,
     /// Number of fast-path replies that are not sent yet. Their commands occupy queue entries, but no slot.
@@ -202,6 +207,7 @@ impl<T: Transport> Qpair<T> {
             reply_stalls: StallDetector::default(),
             connect_deadline: now + CONNECT_TIMEOUT,
             admitted: None,
+            nexts: ArrayVec::new(),
             connect_blocked: None,
             fast_path_inflight: 0,
             is_send_ready: false,
@@ -238,8 +244,8 @@ impl<T: Transport> Qpair<T> {
     /// parked AERs and a blocked Connect or End Former Associations.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.requests.len() == self.parked_aers.len() + usize::from(self.connect_blocked.is_some())
-            && self.fast_path_inflight == 0
+        let endless = self.parked_aers.len() + self.nexts.len() + usize::from(self.connect_blocked.is_some());
+        self.requests.len() == endless && self.fast_path_inflight == 0
     }
 
     /// Handles all pending events of the transport. `id`: slot of this queue pair.
@@ -271,7 +277,7 @@ impl<T: Transport> Qpair<T> {
     fn on_command(&mut self, id: ConnectionId, env: &mut Env, sqe: Sqe, data: Result<DataPointer, Status>) {
         // Commands that arrive while the queue pair closes or the core drains are dropped: the host repeats
         // them on its next connection.
-        if matches!(self.role, Role::Closing) || env.is_draining {
+        if matches!(self.role, Role::Closing) || env.is_draining && !self.is_next(&sqe) {
             // The data of earlier commands may follow this command in the stream.
             return self.transport.ignore();
         }
@@ -328,10 +334,15 @@ impl<T: Transport> Qpair<T> {
             }
             return self.refuse_io(env, slot, Refusal::at(Status::COMMAND_SEQUENCE_ERROR, field::OPCODE));
         }
-        match check_io(role, env, request) {
+        match io::check_io(role, env, request) {
             Ok(mut io) => {
                 if !role.shared.is_write_cache_on() {
                     io.op = io.op.with_fua();
+                }
+                if io.registers
+                    && let Err(refusal) = register(role, env, &mut io)
+                {
+                    return self.refuse_io(env, slot, refusal);
                 }
                 request.work = Work::Io(io);
             }
@@ -362,7 +373,7 @@ impl<T: Transport> Qpair<T> {
                     self.charge(io.disk, io.data_bytes);
                 }
                 self.count_io(env.core, &io);
-                let reference = self.page_reference(Some(&data));
+                let reference = self.read_result(&io, Some(&data));
                 return self.finish(slot, Status::SUCCESS, reference, Some(data));
             }
             Taken::Nothing => {
@@ -450,6 +461,7 @@ impl<T: Transport> Qpair<T> {
                 return self.finish(slot, Status::SUCCESS, 0, None);
             }
             IoOp::References => return self.step_references(env, slot, &io),
+            IoOp::Register => return self.finish(slot, Status::SUCCESS, u64::from(io.keeps), None),
             IoOp::FlushAll | IoOp::Deallocate { .. } | IoOp::Compare | IoOp::Verify | IoOp::Copy { .. } => {
                 return self.step_compound(id, env, slot, None);
             }
@@ -495,8 +507,8 @@ impl<T: Transport> Qpair<T> {
             Ok(()) => {
                 self.count_io(env.core, io);
                 let data = if io.op == IoOp::Read { buf } else { None };
-                let reference = self.page_reference(data.as_ref());
-                self.finish(slot, Status::SUCCESS, reference, data);
+                let result = self.read_result(io, data.as_ref());
+                self.finish(slot, Status::SUCCESS, result, data);
             }
             Err(error) => self.disk_failed(env, slot, io, error),
         }
@@ -538,6 +550,7 @@ impl<T: Transport> Qpair<T> {
                 counters::add(&counters.writes, 1);
             }
             IoOp::References
+            | IoOp::Register
             | IoOp::Flush
             | IoOp::FlushAll
             | IoOp::WriteZeroes { .. }
@@ -740,6 +753,7 @@ impl<T: Transport> Qpair<T> {
             Role::Fresh | Role::Closing => {}
         }
         self.connect_blocked = None;
+        self.nexts.clear();
         self.waiting.clear();
         self.parked_aers.clear();
         self.fused_first = None;
@@ -765,29 +779,4 @@ impl<T: Transport> Qpair<T> {
             Role::Fresh | Role::Closing => {}
         }
     }
-}
-
-/// Looks up the namespace and its disk, checks the command against both, and marks the namespace as active. A
-/// Flush with NSID FFFFFFFFh needs no namespace.
-#[inline]
-fn check_io(role: &IoRole, env: &mut Env, request: &Request) -> Result<IoCommand, Refusal> {
-    let sqe = &request.sqe;
-    references::check_attached(role, env, sqe)?;
-    let nsid = sqe.nsid();
-    let Some(namespace) = role.subsystem.namespace(nsid) else {
-        if nsid == NSID_ALL && sqe.io_opcode() == IoOpcode::FLUSH {
-            return Ok(compound::flush_all());
-        }
-        return Err(Refusal::namespace());
-    };
-    let disk = Env::disk_index(namespace.disk);
-    let Some(handle) = env.disk_ref(disk) else {
-        return Err(Refusal::of(Status::NAMESPACE_NOT_READY, Some(field::NSID)));
-    };
-    let geometry = handle.geometry();
-    env.note_command(namespace, namespace.counters.core(env.core));
-    let target = io::Target { disk, geometry, transfer_bytes: env.snapshot.limits.transfer_bytes };
-    let mut io = io::parse(sqe, request.pointer, &target)?;
-    io.client = role.shared.client;
-    Ok(io)
 }

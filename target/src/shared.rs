@@ -5,6 +5,8 @@
 //! [`Arc<ControllerShared>`]. A command on an I/O queue costs a few relaxed loads (`is_ready`, `has_traffic`,
 //! `feature_bits`) and, about once per keep-alive period, one store (`has_traffic`).
 
+mod membership;
+
 use spindle_nvme_transport::ConnectionId;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
@@ -15,6 +17,9 @@ use spindle_nvme_transport::Peer;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::lock::Lock;
 use spindle_reactor::mem::SealedFrames;
+
+use self::membership::DiskMembership;
+pub use self::membership::Wake;
 
 /// Most I/O queues of one controller: the number of bits in the bit map of [`ControllerShared`].
 pub const IO_QUEUES_MAX: u16 = 128;
@@ -121,6 +126,9 @@ pub struct ControllerShared {
     /// Number of resets. A grant for optimistic reads does not outlive one.
     resets: AtomicU32,
     optimistic_connections: AtomicU32,
+    /// The disk of the membership, and the number of the member: see [`member_word`]; 0: no member.
+    member: AtomicU64,
+    membership: Lock<Option<DiskMembership>>,
     /// Features that I/O queues read: bit 0 = volatile write cache enabled.
     pub feature_bits: AtomicU32,
 }
@@ -150,6 +158,8 @@ impl ControllerShared {
             has_attached: AtomicBool::new(false),
             resets: AtomicU32::new(0),
             optimistic_connections: AtomicU32::new(0),
+            member: AtomicU64::new(0),
+            membership: Lock::new(None),
             feature_bits: AtomicU32::new(1),
         }
     }
@@ -166,8 +176,9 @@ impl ControllerShared {
         self.has_attached.store(true, Ordering::Relaxed);
     }
 
-    /// The controller was reset: its host must attach again.
+    /// The controller was reset: its host must attach and join again.
     pub(crate) fn note_reset(&self) {
+        self.end_membership();
         self.has_attached.store(false, Ordering::Relaxed);
         self.resets.fetch_add(1, Ordering::Relaxed);
     }
@@ -281,6 +292,7 @@ impl ControllerShared {
         if let Some((word, bit)) = Self::qid_bit(qid) {
             self.queues[word].fetch_and(!bit, Ordering::AcqRel);
         }
+        self.drop_membership();
     }
 
     /// Removes the connection of I/O queue `qid`, ended with commands at a disk. The QID stays in use.
@@ -423,6 +435,7 @@ pub struct Registry {
     passes: Passes,
     /// The service for optimistic reads, if there is one.
     optimistic: OnceLock<Box<dyn OptimisticService>>,
+    wake: OnceLock<Wake>,
     /// Start of the next search for a free CNTLID, modulo the length of the range, so that a CNTLID is not
     /// reused at once.
     next: AtomicU32,

@@ -124,6 +124,12 @@ impl Subsystem {
         self.hosts.allows(host) && self.optimistic_hosts.allows(host)
     }
 
+    /// True when the caches of several hosts are kept coherent with one of the disks.
+    #[must_use]
+    pub fn has_clusters(&self) -> bool {
+        self.active().any(|namespace| namespace.source.cluster().is_some())
+    }
+
     /// The namespace with this NSID; `None`: the NSID is not active.
     #[inline]
     #[must_use]

@@ -12,6 +12,7 @@
 //! | [`fabric`] | queue pairs without devices, for NVMe/RDMA |
 //! | [`drive`] | the user-space NVMe driver over its emulator |
 //! | [`remote`] | the remote disk over a simulated far target |
+//! | [`cluster`] | caches on client hosts that a target keeps coherent |
 //! | [`fuzz`] | the bodies of the fuzzers |
 //!
 //! The tests themselves are in `tests/tests`: simulation seeds, two-process loopback, corpora, tidy rules;
@@ -21,6 +22,8 @@
 #![forbid(unsafe_code)]
 
 pub mod blank;
+#[cfg(feature = "simulator")]
+pub mod cluster;
 pub mod direct;
 pub mod drive;
 #[cfg(feature = "simulator")]

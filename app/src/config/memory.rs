@@ -12,6 +12,7 @@ use spindle_nvme_tcp::shell;
 use spindle_nvme_transport::TransportKind;
 use spindle_reactor::mem::Pages;
 use spindle_target::core::TargetCore;
+use spindle_target_card::Cluster;
 use spindle_target_disk::RamSpec;
 use spindle_target_remote::RemoteDisk;
 
@@ -127,6 +128,7 @@ pub fn memory_items(plan: &Plan) -> Vec<MemoryItem> {
     for disk in &plan.disks {
         items.extend(ram_items(disk, is_rdma));
         items.extend(cache_items(disk, is_rdma));
+        items.extend(cluster_item(disk));
         if let DiskKind::Remote { is_optimistic, optimistic, .. } = &disk.kind {
             let known = if *is_optimistic { ", which pages the far cache has" } else { "" };
             let what = format!("pieces of long commands and what it receives{known}, a core");
@@ -194,6 +196,16 @@ fn ram_items(disk: &Arc<DiskPlan>, is_rdma: bool) -> Vec<MemoryItem> {
             is_huge,
         ),
     ]
+}
+
+/// Returns the table of `[disk.cluster]`. That of a `remote` disk has a 32nd of this for each extent, and
+/// its size is known only once the disk is open.
+fn cluster_item(disk: &Arc<DiskPlan>) -> Option<MemoryItem> {
+    let is_remote = matches!(disk.kind, DiskKind::Remote { .. });
+    disk.cluster.as_ref().filter(|_| !is_remote)?;
+    let bytes = Cluster::memory_bytes(disk.bytes);
+    let what = "which hosts may have which part in a cache";
+    Some(MemoryItem::of_disk(disk, what, bytes, AllocationPhase::Start, false))
 }
 
 /// Returns the memory of a disk's cache; empty without a cache. All of it becomes resident at the start: see

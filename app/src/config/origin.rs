@@ -168,6 +168,7 @@ impl Plan {
             command_timeout: *command_timeout,
             quiesce: *quiesce,
             optimistic: is_optimistic.then(|| optimistic.clone()),
+            is_clustered: disk.cluster.is_some(),
         };
         let (name, medium_id) = (disk.name.clone(), disk.medium_id.clone());
         Some(Origin::Remote(Box::new(RemotePlan { name, spec, medium_id })))

@@ -112,6 +112,15 @@ pub struct DiskPlan {
     pub cache: Option<CacheSpec>,
     /// Artificial delay, for tests.
     pub delay: Option<DelaySpec>,
+    /// Caches of several hosts are kept coherent with the disk; of a `remote` disk: its cache is one of them.
+    pub cluster: Option<ClusterPlan>,
+}
+
+/// `[disk.cluster]`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ClusterPlan {
+    /// Hosts that may join; empty for a `remote` disk.
+    pub agents: Vec<Nqn>,
 }
 
 /// The file or device at the path of a disk when it was validated. No part of a comparison: an open disk
@@ -154,6 +163,13 @@ pub fn delay_text(delay: Option<&DelaySpec>) -> String {
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
+/// Formats the cluster for display; `none` without one.
+pub fn cluster_text(cluster: Option<&ClusterPlan>) -> String {
+    let Some(it) = cluster else { return "none".to_owned() };
+    let agents: Vec<_> = it.agents.iter().map(ToString::to_string).collect();
+    if agents.is_empty() { "member".to_owned() } else { agents.join(", ") }
+}
+
 /// Formats the cache for display; `none` without a cache.
 pub fn cache_text(cache: Option<&CacheSpec>) -> String {
     let Some(it) = cache else { return "none".to_owned() };
@@ -165,7 +181,17 @@ impl DiskPlan {
     /// Returns a disk of a kind, for the keys of the file to be written to.
     pub fn blank(kind: DiskKind) -> DiskPlan {
         let (medium, name) = (DiskMedium::default(), String::new());
-        DiskPlan { name, block_bytes: 0, bytes: 0, kind, medium, medium_id: None, cache: None, delay: None }
+        DiskPlan {
+            name,
+            block_bytes: 0,
+            bytes: 0,
+            kind,
+            medium,
+            medium_id: None,
+            cache: None,
+            delay: None,
+            cluster: None,
+        }
     }
 
     /// Returns the PCI address of the drive of an `nvme` disk; `None` for other kinds.

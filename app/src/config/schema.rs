@@ -23,7 +23,7 @@ use spindle_target_disk::delay::{BANDWIDTH_MAX, BANDWIDTH_MIN, LATENCY_US_MAX, S
 use self::Reload::{Live, Restart, Untold};
 use super::document::Value;
 use super::kind::Kind;
-use super::plan::{DiskKind, DiskPlan, Plan, SubsystemPlan, cache_text, delay_text};
+use super::plan::{DiskKind, DiskPlan, Plan, SubsystemPlan, cache_text, cluster_text, delay_text};
 use super::tree::{CACHE_MODE, CACHE_POLICY, FromValue, LOG_FORMAT, LOG_LEVEL, PAGES, TRANSPORT};
 use crate::size::Bytes;
 use crate::text::quoted;
@@ -377,6 +377,8 @@ pub static DISK: &[Key] = rows! {
         => Live, Field::Disk(&[], read_only(|it| Some(cache_text(it.cache.as_ref()).text()))),
     section("delay", DELAY)
         => Restart, Field::Disk(&[], read_only(|it| Some(delay_text(it.delay.as_ref()).text()))),
+    section("cluster", CLUSTER)
+        => Restart, Field::Disk(&[], read_only(|it| Some(cluster_text(it.cluster.as_ref()).text()))),
 };
 
 static CACHE: &[Key] = rows! {
@@ -394,6 +396,11 @@ static DELAY: &[Key] = rows! {
     derived("bandwidth", size(BANDWIDTH_MIN, BANDWIDTH_MAX, 1), "none: moving data takes no time")
         => Untold, part!(delay set bandwidth),
     key("seek_us", integer(0, SEEK_US_MAX), "0") => Untold, part!(delay set_us seek),
+};
+
+static CLUSTER: &[Key] = rows! {
+    derived("agents", NQNS, "ram, file: required in this section; remote: not allowed")
+        => Untold, part!(cluster set agents),
 };
 
 static LISTENER: &[Key] = rows! {

@@ -20,21 +20,25 @@ use std::time::Duration;
 
 use nvme_spec::nqn::Nqn;
 use spindle_nvme_pcie::{DriveError, PciAddress};
+use spindle_reactor::clock::Clock;
 use spindle_target::counters::NamespaceCounters;
 use spindle_target::discovery::DiscoveryLogs;
 use spindle_target::snapshot::{Listener, Namespace, Referral, Snapshot, Subsystem};
+use spindle_target_card::{Cluster, START_WAIT};
 use spindle_target_disk::file::{FileDisk, FileSpec};
 use spindle_target_disk::ng::{NgDisk, NgFacts, NgSpec};
 use spindle_target_disk::{
-    CacheChange, CachedDisk, DelayDisk, NullDisk, NullSpec, OpenError, RamDisk, RamSpec, ResizeError,
-    signature,
+    CacheChange, CachedDisk, ClusterDisk, DelayDisk, NullDisk, NullSpec, OpenError, RamDisk, RamSpec,
+    ResizeError, signature,
 };
 
 use super::disk_table::{DiskTable, Source};
 use super::machine::{self, PathState};
 use super::origin::{DriveSource, Opened, Origin};
 use super::path_probe::within;
-use super::plan::{DiskKind, DiskPlan, ListenerPlan, NamespacePlan, Plan, SubsystemPlan, by_name};
+use super::plan::{
+    ClusterPlan, DiskKind, DiskPlan, ListenerPlan, NamespacePlan, Plan, SubsystemPlan, by_name,
+};
 use super::validate::disks::medium_id_error;
 use crate::identity::{self, Data};
 
@@ -188,7 +192,7 @@ impl Plan {
         let new: Vec<_> = self.disks.iter().filter(|plan| disks.find(&plan.name).is_none()).collect();
         for plan in new {
             let Some(disk) = open_disk(plan, drives, opened)? else { continue };
-            let disk = with_cache(plan, with_delay(plan, disk)?)?;
+            let disk = with_cluster(plan, with_cache(plan, with_delay(plan, disk)?)?);
             check_medium(plan, &disk)?;
             disks.add(disk);
         }
@@ -510,6 +514,17 @@ fn with_cache(plan: &DiskPlan, disk: Source) -> Result<Source, SnapshotError> {
         return Ok(disk);
     }
     Ok(CachedDisk::new(disk, plan.cache.as_ref())?)
+}
+
+/// Puts the cluster layer of `[disk.cluster]`, if there is one, in front of a disk of this target.
+fn with_cluster(plan: &DiskPlan, disk: Source) -> Source {
+    match &plan.cluster {
+        Some(ClusterPlan { agents }) if !matches!(plan.kind, DiskKind::Remote { .. }) => {
+            let cluster = Cluster::new(disk.geometry().bytes(), agents.clone(), Clock::now() + START_WAIT);
+            ClusterDisk::new(disk, cluster)
+        }
+        Some(_) | None => disk,
+    }
 }
 
 /// True for a file that must be set to its configured size: a missing file with `create`, or an empty file.

@@ -1,6 +1,7 @@
 //! Tests of the configuration, by what they hold: messages, sums, reload, and the files that describe it.
 
 mod cache;
+mod cluster;
 mod comments;
 mod delay;
 mod errors;

@@ -124,6 +124,7 @@ mod tests {
             medium_id: None,
             cache: None,
             delay: None,
+            cluster: None,
         };
         let params = json!({ "name": "drive0", "filename": "/dev/ng0n1", "io_mechanism": "io_uring_cmd" });
         assert_eq!(disk(&plan), json!({ "method": "bdev_xnvme_create", "params": params }));

@@ -54,6 +54,8 @@ pub enum CoreMessage {
     Listen(NewListeners),
     /// An RDMA device was added, removed or failed, or has other memory.
     Rdma(rdma::DeviceMessage),
+    /// Nothing but the end of a sleep: there are entries for a member of a cluster.
+    Wake,
     /// All cores have been sent the devices and memory of the first snapshot; sent to core [`ACCEPTOR`],
     /// which opens its RDMA listeners.
     ListenRdma,

@@ -316,6 +316,7 @@ mod tests {
                 | CoreMessage::Target(_)
                 | CoreMessage::Accept(_)
                 | CoreMessage::AcceptRdma(_)
+                | CoreMessage::Wake
                 | CoreMessage::Listen(_) => panic!("another message"),
             });
         }

@@ -28,11 +28,11 @@ use spindle_reactor::net::Waker;
 
 use crate::error::{Error, Loss};
 use crate::options::{Options, Target};
-use crate::qpair::{Qpair, Ticket};
+use crate::qpair::{Completion, Qpair, Ticket};
 
 use admin::AttachRequest;
-pub use admin::Former;
 pub(crate) use admin::parsed;
+pub use admin::{CommandData, Former};
 pub use opening::{Association, Opening};
 
 /// Entries of the admin queue: the smallest size that every controller supports, also used by Linux.
@@ -82,6 +82,9 @@ pub struct Controller {
     attach_request: Option<AttachRequest>,
     /// Result of that command, until [`Controller::take_grant`] returns it.
     attached: Option<Result<OptimisticGrant, Error>>,
+    /// Outstanding commands of [`Controller::begin_command`], and the completions of former ones.
+    commands: Vec<Ticket>,
+    answers: VecDeque<Completion>,
     is_loss_told: bool,
 }
 
@@ -133,7 +136,8 @@ impl Controller {
     /// Sleeps until [`Controller::poll`] may have an event or `waker` is woken, at most `timeout`; may return
     /// early. Drains `waker`.
     pub fn wait(&mut self, timeout: Duration, waker: &Waker) {
-        if self.events.is_empty() && self.former.is_none() && self.attached.is_none() {
+        let is_idle = self.events.is_empty() && self.former.is_none() && self.attached.is_none();
+        if is_idle && self.answers.is_empty() {
             self.admin.link.wait_io(timeout, Some(waker));
         }
         waker.drain();
@@ -215,6 +219,9 @@ impl Controller {
                 self.former = admin::former_of(&completion);
             } else if let Some(request) = self.attach_request.take_if(|it| it.ticket == completion.ticket) {
                 self.attached = Some(self.grant_of(&request, &completion));
+            } else if let Some(at) = self.commands.iter().position(|ticket| *ticket == completion.ticket) {
+                self.commands.remove(at);
+                self.answers.push_back(completion);
             } else if let Some(keep_alive) = &mut self.keep_alive
                 && keep_alive.ticket == Some(completion.ticket)
             {

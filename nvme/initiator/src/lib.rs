@@ -43,7 +43,7 @@ mod set;
 
 pub use address::{AddressError, DISCOVERY_PORT, NVME_RDMA_PORT, NVME_TCP_PORT, resolve, split_transport};
 pub use backoff::Backoff;
-pub use controller::{Association, Controller, ControllerEvent, Former, Opening};
+pub use controller::{Association, CommandData, Controller, ControllerEvent, Former, Opening};
 pub use discover::{DiscoveryLog, discover};
 pub use error::{Error, Loss};
 pub use namespace::{BlockRange, Identity, Namespace};

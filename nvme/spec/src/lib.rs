@@ -17,7 +17,8 @@
 //! fabrics, io, admin, log,     fields and builders of commands
 //! feature, identify, pcie
 //! log, identify, register      data structures, properties
-//! nqn, vendor                  names, extensions of Spindle
+//! nqn                          names
+//! vendor, optimistic, cluster  extensions of Spindle
 //! ```
 //! Wire structures are `repr(C)` with little-endian byte-array integers. Their alignment is 1 and they have
 //! no padding, so a reference into any received buffer is valid. Size and every offset are asserted at
@@ -43,6 +44,7 @@ extern crate std;
 mod macros;
 
 pub mod admin;
+pub mod cluster;
 pub mod cqe;
 pub mod fabrics;
 pub mod feature;

@@ -24,7 +24,9 @@ pub struct SpindleFeatures {
     pub end_former_associations: bool,
     /// ORD: optimistic reads ([`crate::optimistic`]) are supported.
     pub optimistic_reads: bool,
-    #[bits(30)]
+    /// CLU: coherent caches ([`crate::cluster`]) are supported.
+    pub clusters: bool,
+    #[bits(29)]
     __: u32,
 }
 

@@ -44,6 +44,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use spindle_reactor::mem::{Area, MemoryWatch, Pages, SealedFrames};
+use spindle_target_card::CachedPages;
 
 use self::shared::CacheShared;
 use self::switch::{Switch, SwitchedCore};
@@ -202,6 +203,7 @@ fn make(inner: &dyn Disk, spec: Option<&CacheSpec>) -> Result<Option<Arc<CacheSh
     let (mut shared, memory) =
         made.map_err(|source| OpenError::Memory { disk: inner.name().to_owned(), source })?;
     shared.mapped = inner.map_memory(&shared.frames.area())?;
+    shared.agent = inner.agent();
     if let Some(memory) = memory {
         memory::make_resident(memory, &shared.resident_after, inner.name());
     }
@@ -217,6 +219,10 @@ impl CachedDisk {
     /// of `inner`.
     pub fn new(inner: Arc<dyn Disk>, spec: Option<&CacheSpec>) -> Result<Arc<CachedDisk>, OpenError> {
         let switch = Arc::new(Switch::new(make(&*inner, spec)?));
+        if let Some(agent) = inner.agent() {
+            let cache: Arc<dyn CachedPages> = Arc::clone(&switch) as _;
+            agent.set_cache(Arc::downgrade(&cache));
+        }
         let weak = Arc::downgrade(&switch);
         inner.on_foreign_change(Box::new(move || {
             if let Some(switch) = weak.upgrade() {
@@ -277,6 +283,10 @@ impl Disk for CachedDisk {
         if has.as_ref().map(|shared| &shared.spec) == spec {
             return Ok(None);
         }
+        if self.inner.agent().is_some() {
+            let allowed = "the cache of a disk with [disk.cluster] cannot change while it is in use; restart";
+            return Err(OpenError::setting(self.name(), "cache", "changed", allowed));
+        }
         let atomic_blocks = self.geometry().atomic_blocks;
         if atomic_blocks > 1 && spec.is_some() {
             let allowed = format!(
@@ -310,7 +320,8 @@ impl Disk for CachedDisk {
     }
 
     fn sealed_frames(&self) -> Option<Arc<dyn SealedFrames>> {
-        let shared = self.switch.wanted()?;
+        // Clients would read pages by RDMA also without a lease.
+        let shared = self.switch.wanted().filter(|shared| shared.agent.is_none())?;
         shared.spec.has_seals.then(|| Arc::clone(&shared.frames) as Arc<dyn SealedFrames>)
     }
 

@@ -27,6 +27,7 @@
 
 mod backend;
 pub mod cache;
+mod cluster;
 pub mod delay;
 pub mod exports;
 #[cfg(any(test, feature = "faults"))]
@@ -53,6 +54,7 @@ use spindle_reactor::mem::Buf;
 pub use backend::blank::BlankFile;
 pub use backend::{compare_and_write, guard};
 pub use cache::{CacheChange, CacheCounts, CacheMode, CacheSpec, CacheUse, CachedDisk, PolicyKind};
+pub use cluster::ClusterDisk;
 pub use delay::{DelayDisk, DelaySpec};
 #[cfg(any(test, feature = "faults"))]
 pub use fault::{Broken, Fault, FaultControl, FaultDisk, OpKind};
@@ -301,6 +303,8 @@ pub struct IoRequest {
     pub range: BlockRange,
     /// Dataset Management hints of a Read or Write: low byte of CDW13 (NVM Command Set). 0: none.
     pub hints: u8,
+    /// Who submits it, for caches on client hosts.
+    pub sender: Sender,
     /// Index of the host, unique among the connected hosts of the process. 0: no host, or no free index.
     pub client: u16,
     /// Time for which a layer has kept the command before this submission. A disk that limits the time of a
@@ -313,7 +317,32 @@ impl IoRequest {
     #[inline]
     #[must_use]
     pub const fn new(op: Op, range: BlockRange) -> IoRequest {
-        IoRequest { op, range, hints: 0, client: 0, waited: Waited(0) }
+        IoRequest { op, range, hints: 0, sender: Sender::HOST, client: 0, waited: Waited(0) }
+    }
+}
+
+/// Who submits a request: a host, a member of the disk's cluster, or the cache in front of the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Sender(u8);
+
+impl Sender {
+    /// A host that is no member.
+    pub const HOST: Sender = Sender(0);
+    /// A Read of the cache in front of the disk, which fills frames.
+    pub const FILL: Sender = Sender(u8::MAX);
+
+    /// Returns the sender that is the member with this number, below 64.
+    #[inline]
+    #[must_use]
+    pub const fn of_member(number: u8) -> Sender {
+        Sender(number % 64 + 1)
+    }
+
+    /// Returns the number of the member; `None`: another sender.
+    #[inline]
+    #[must_use]
+    pub fn member(self) -> Option<u8> {
+        self.0.checked_sub(1).filter(|number| *number < 64)
     }
 }
 
@@ -390,6 +419,12 @@ pub trait DiskChannel {
     /// Writes.
     fn free_bytes(&self) -> u64 {
         self.inner().map_or(u64::MAX, DiskChannel::free_bytes)
+    }
+
+    /// Registers the range for a member of the disk's cluster. Returns true if the member may keep what it
+    /// reads of the range from now on. False: a write of it is in flight, or the disk has no cluster.
+    fn register(&mut self, range: BlockRange, member: u8) -> bool {
+        self.inner_mut().is_some_and(|inner| inner.register(range, member))
     }
 
     /// Begins a command. Returns `Some` if the command has ended already. The disk queues commands beyond its

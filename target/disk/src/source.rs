@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use spindle_reactor::mem::{Area, MemoryWatch, Pool, SealedFrames};
 
+use spindle_target_card::{Agent, Cluster};
+
 use crate::cache::{CacheChange, CacheSpec, CacheUse};
 use crate::{DiskChannel, Geometry};
 
@@ -284,6 +286,17 @@ pub trait Disk: Send + Sync {
     /// not, or there is no cache.
     fn sealed_frames(&self) -> Option<Arc<dyn SealedFrames>> {
         self.inner()?.sealed_frames()
+    }
+
+    /// Returns the members of the disk, for a disk with the cluster layer.
+    fn cluster(&self) -> Option<Arc<Cluster>> {
+        self.inner()?.cluster()
+    }
+
+    /// Returns what a cache in front of the disk must ask before it answers a read and before it keeps a
+    /// page: other hosts may write to the disk. `None`: they do not.
+    fn agent(&self) -> Option<Arc<Agent>> {
+        self.inner()?.agent()
     }
 
     /// Returns a watch of the disk's own memory for data. `None`: the disk uses only the core's pool.

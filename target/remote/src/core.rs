@@ -11,19 +11,22 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use spindle_nvme_initiator::nvme_spec::Sqe;
+use spindle_nvme_initiator::nvme_spec::cluster::READ_AND_REGISTER;
 use spindle_nvme_initiator::nvme_spec::status::Status;
 use spindle_nvme_initiator::{Failure, OptimisticOptions, Options, Refusal, Refused};
 use spindle_reactor::clock::{Clock, Nanos};
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
+use spindle_target_card::Fill;
 use spindle_target_disk::{
     Abilities, BlockRange, ChannelContext, DiskChannel, DiskError, Done, Geometry, IoRequest, Op, OpenError,
-    Owner, Token,
+    Owner, Sender, Token,
 };
 
 use crate::attach::Attach;
 use crate::far::{Far, FarCompletion, FarQueue};
 use crate::ledger::NEWEST;
-use crate::request::{Piece, PieceError, PieceParams, Request};
+use crate::request::{CoherentFill, Piece, PieceError, PieceParams, Request};
 use crate::shared::View;
 use crate::{RemoteDisk, Users};
 
@@ -242,7 +245,7 @@ impl<F: Far> RemoteChannel<F> {
                 continue;
             }
             let offset = request.next_offset(self.limits);
-            let Piece { sqe, data } = match request.next(self.limits, &self.pool) {
+            let Piece { mut sqe, data } = match request.next(self.limits, &self.pool) {
                 Ok(piece) => piece,
                 Err(PieceError::Buffer) => {
                     self.waiting.push_front(request);
@@ -256,6 +259,9 @@ impl<F: Far> RemoteChannel<F> {
                 }
             };
             has_worked = true;
+            if request.fill.is_some() {
+                begin_piece(&self.shared, &mut request, self.limits, &mut sqe);
+            }
             match queue.submit(sqe, offset, data) {
                 Ok(index) => {
                     request.is_outstanding = true;
@@ -335,13 +341,18 @@ impl<F: Far> RemoteChannel<F> {
     }
 
     fn on_completion(&mut self, completion: FarCompletion) {
-        let FarCompletion { index, result, buf } = completion;
+        let FarCompletion { index, result, buf, keeps } = completion;
         let Some(mut request) = self.sent.get_mut(index).and_then(Option::take) else { return };
         self.sent_count -= 1;
         self.answered_count -= usize::from(request.is_answered);
         request.is_outstanding = result == Err(Failure::Lost);
         match result {
-            Ok(()) => self.on_piece(request, buf),
+            Ok(()) => {
+                if request.fill.is_some() {
+                    end_piece(&self.shared, &mut request, self.limits, keeps);
+                }
+                self.on_piece(request, buf);
+            }
             Err(Failure::Lost) => {
                 request.take_back(buf);
                 // `on_queue_lost` restores the order when all lost commands have been returned.
@@ -358,6 +369,11 @@ impl<F: Far> RemoteChannel<F> {
         if request.is_answered {
             self.resolve(&request);
         } else if request.on_piece(buf, self.limits) {
+            if request.fill.is_some_and(|fill| !fill.may_keep)
+                && let Some(agent) = &self.shared.agent
+            {
+                agent.drop_pages(request.pages(self.limits));
+            }
             self.end(request, Ok(()));
         } else if request.is_cancelled {
             self.end(request, Err(DiskError::Cancelled));
@@ -512,20 +528,44 @@ impl<F: Far> RemoteChannel<F> {
     }
 }
 
+/// Chooses the command of a fill: Read, or Read and Register.
+fn begin_piece<F: Far>(shared: &Users<F>, request: &mut Request, limits: PieceParams, sqe: &mut Sqe) {
+    let pages = request.piece_pages(limits);
+    let (Some(agent), Some(fill)) = (&shared.agent, &mut request.fill) else { return };
+    fill.piece = agent.begin_fill(&pages);
+    if matches!(fill.piece, Fill::Registers(_)) {
+        sqe.opcode = READ_AND_REGISTER.0;
+    }
+}
+
+/// Handles the answer to a command of [`begin_piece`].
+fn end_piece<F: Far>(shared: &Users<F>, request: &mut Request, limits: PieceParams, keeps: bool) {
+    let pages = request.piece_pages(limits);
+    if let (Some(agent), Some(fill)) = (&shared.agent, &mut request.fill) {
+        fill.may_keep &= agent.end_fill(fill.piece, &pages, keeps);
+    }
+}
+
 /// Returns true for a status by which the far target refuses a command or its length.
 pub(crate) fn is_unsupported(status: Status) -> bool {
     let unsupported = [Status::INVALID_OPCODE, Status::INVALID_FIELD, Status::COMMAND_SIZE_LIMIT_EXCEEDED];
     unsupported.contains(&status.code())
 }
 
-/// Returns true when an entry of the ledger blocks the request; false for a Flush, which has no block range.
+/// Returns true when an entry of the ledger blocks the request, maybe its own; false for a Flush, which has
+/// no block range.
 #[cold]
 fn is_blocked<F: Far>(shared: &Users<F>, request: &Request, now: Nanos) -> bool {
     if request.op == Op::Flush {
         return false;
     }
     let (id, is_write) = (request.entry.unwrap_or(NEWEST), request.op.is_write());
-    shared.with_ledger(now, |ledger| ledger.is_blocked(id, request.range, is_write))
+    // Of a disk that other hosts write to, the first try must not land on a newer write of theirs: the
+    // second is not answered before the association of the first is over.
+    let is_shared = shared.agent.is_some();
+    shared.with_ledger(now, |ledger| {
+        ledger.is_blocked(id, request.range, is_write) || is_shared && ledger.may_land(id)
+    })
 }
 
 impl<F: Far> DiskChannel for RemoteChannel<F> {
@@ -534,7 +574,7 @@ impl<F: Far> DiskChannel for RemoteChannel<F> {
     }
 
     fn submit(&mut self, token: Token, request: &IoRequest, buf: Option<Buf>) -> Option<Done> {
-        let IoRequest { op, range, hints, waited, .. } = *request;
+        let IoRequest { op, range, hints, sender, waited, .. } = *request;
         // A layer kept the command for the whole `command_timeout`.
         let is_late = waited.time() >= self.shared.command_timeout;
         let late = is_late.then_some(DiskError::Internal);
@@ -546,6 +586,9 @@ impl<F: Far> DiskChannel for RemoteChannel<F> {
         let mut request = Request::new(token, op, range, buf, self.numbers, deadline);
         request.hints = hints;
         request.sends_zeroes = !self.shared.abilities.write_zeroes();
+        if sender == Sender::FILL && self.shared.agent.is_some() {
+            request.fill = Some(CoherentFill { piece: Fill::Plain, may_keep: true });
+        }
         self.waiting.push_back(request);
         None
     }

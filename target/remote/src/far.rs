@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use nvme_spec::Sqe;
+use nvme_spec::cluster::Registered;
 use spindle_nvme_initiator::{
     Association, Error, Failure, HostData, IoQueue, Loss, Opening, OptimisticCounts, OptimisticGrant,
     OptimisticOpening, Refused,
@@ -55,6 +56,8 @@ pub struct FarCompletion {
     pub result: Result<(), Failure>,
     /// The buffer submitted with the command; `None`: the command has no data.
     pub buf: Option<Buf>,
+    /// KEEP of a Read and Register that has succeeded.
+    pub keeps: bool,
 }
 
 /// An I/O queue; its methods are those of [`IoQueue`].
@@ -154,7 +157,8 @@ impl FarQueue for IoQueue {
     fn next_completion(&mut self) -> Option<FarCompletion> {
         let completion = IoQueue::next_completion(self)?;
         let (index, result, buf) = (completion.ticket.index(), completion.result, completion.buf);
-        Some(FarCompletion { index, result, buf })
+        let keeps = Registered::from_bits(completion.cqe.result_u32()).keep();
+        Some(FarCompletion { index, result, buf, keeps })
     }
 
     #[inline]

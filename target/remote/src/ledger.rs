@@ -146,6 +146,11 @@ impl Ledger {
         })
     }
 
+    /// Returns true if a lost association may still execute the write of this entry.
+    pub(crate) fn may_land(&self, id: EntryId) -> bool {
+        self.entries.iter().any(|entry| entry.id == id && entry.lost.is_some())
+    }
+
     fn find(&mut self, id: EntryId) -> Option<&mut Entry> {
         self.entries.iter_mut().find(|entry| entry.id == id)
     }
@@ -182,6 +187,7 @@ mod tests {
             assert_eq!(ledger.is_blocked(NEWEST, blocks, true), is_blocked, "{blocks:?}");
         }
         assert!(!ledger.is_blocked(id, range(8, 8), true), "it is sent again at once");
+        assert!(ledger.may_land(id) && !ledger.may_land(NEWEST));
         ledger.resolve(id);
         assert!(ledger.is_blocked(NEWEST, range(8, 8), true), "the first try may still land");
         assert!(!ledger.is_blocked(NEWEST, range(8, 8), false), "a read sees the same before and after that");

@@ -29,6 +29,9 @@
 //! returns is the newest content of the page, also beside lost writes. One that is rejected is sent by the
 //! queue as an ordinary read, like a command that was in flight already.
 //!
+//! **Coherent caches**, where configured: the manager joins the far target's cluster (`cluster.rs`), and a
+//! core registers what a cache in front of the disk keeps ([`Agent`]).
+//!
 //! Not supported: multipath, authentication, and compare-and-write, which hosts are not offered.
 //!
 //! Limits: one association per disk, one I/O queue per core. A command with more data than the far target's
@@ -39,6 +42,7 @@
 
 mod attach;
 mod claim;
+mod cluster;
 mod core;
 mod far;
 mod ledger;
@@ -56,6 +60,7 @@ use std::time::Duration;
 
 use nvme_spec::identify::Oncs;
 use spindle_nvme_initiator::{Association, Clock, Identity, OptimisticOptions, Target};
+use spindle_target_card::Agent;
 use spindle_target_disk::{
     ChannelContext, Disk, DiskChannel, Geometry, OpenError, OptimisticReads, ResizeError,
 };
@@ -85,6 +90,9 @@ pub struct RemoteSpec {
     pub quiesce: Duration,
     /// Pages of the far target's cache are read by RDMA READ where it has that; `None`: they are not.
     pub optimistic: Option<OptimisticOptions>,
+    /// The cache in front of the disk is one of several that the far target keeps coherent
+    /// (`docs/extensions.md`, "Coherent caches").
+    pub is_clustered: bool,
 }
 
 /// Properties of the far namespace and its controller at the first connect.
@@ -149,16 +157,17 @@ impl RemoteDisk {
 
 impl<F: Far> RemoteDisk<F> {
     /// Creates a disk without a manager thread. The caller (the simulator, tests) makes the associations `F`
-    /// and reports them through the returned [`Control`]. `abilities`: ONCS of the far controller.
+    /// and reports them through the returned [`Control`]. `abilities`: ONCS of the far controller. `agent`:
+    /// of a clustered disk; the caller has its session.
     #[must_use]
     pub fn with_far(
         name: &str,
         spec: &RemoteSpec,
         facts: RemoteFacts,
         shape: Shape,
-        abilities: Oncs,
+        (abilities, agent): (Oncs, Option<Arc<Agent>>),
     ) -> (Arc<RemoteDisk<F>>, Control<F>) {
-        let shared = Arc::new(RemoteShared::new(name, spec, abilities, shape, None));
+        let shared = Arc::new(RemoteShared::new(name, spec, abilities, shape, (None, agent)));
         let disk = RemoteDisk { shared: Arc::new(Users { shared: Arc::clone(&shared), claim: None }), facts };
         (Arc::new(disk), Control(shared))
     }
@@ -207,6 +216,10 @@ impl<F: Far> Disk for RemoteDisk<F> {
 
     fn optimistic_reads(&self) -> Option<OptimisticReads> {
         self.shared.optimistic_reads()
+    }
+
+    fn agent(&self) -> Option<Arc<Agent>> {
+        self.shared.agent.clone()
     }
 
     fn medium_ids(&self) -> Vec<String> {

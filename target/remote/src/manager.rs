@@ -14,9 +14,11 @@ use spindle_nvme_initiator::{
 };
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::net::Waker;
+use spindle_target_card::Agent;
 use spindle_target_disk::{Geometry, OpenError, medium_id};
 
 use crate::claim::Claim;
+use crate::cluster::ClusterClient;
 use crate::shared::{Control, RemoteShared, Shape};
 use crate::{RemoteFacts, RemoteSpec};
 
@@ -100,7 +102,9 @@ fn connect_first(
         tracing::warn!(disk = name, "{place}: the far target {what}");
     }
     let abilities = Oncs::from_bits(controller.identify().oncs.get());
-    let shared = RemoteShared::new(name, spec, abilities, shape, Some(waker.clone()));
+    let agent = spec.is_clustered.then(|| Agent::new(geometry.bytes(), Box::new(Clock::boot)));
+    let cluster = agent.clone().map(|agent| ClusterClient::new(name, spec.nsid, agent));
+    let shared = RemoteShared::new(name, spec, abilities, shape, (Some(waker.clone()), agent));
     let control = Control(Arc::new(shared));
     control.set_fence_timeout(fence_timeout(spec, &controller));
     control.up(1, controller.association(), shape);
@@ -110,6 +114,7 @@ fn connect_first(
         token,
         log_filter: LogFilter::default(),
         is_unsupported_logged: false,
+        cluster,
         waker,
     };
     manager.check_optimistic(&controller);
@@ -267,6 +272,8 @@ struct Manager {
     log_filter: LogFilter,
     /// The missing support of optimistic reads was logged.
     is_unsupported_logged: bool,
+    /// `None`: not configured.
+    cluster: Option<ClusterClient>,
     /// Woken by a core that has lost, failed to connect or wants to attach its queue, and by the disk's drop.
     waker: Waker,
 }
@@ -281,6 +288,9 @@ impl Manager {
         while let Some(mut up) = controller.take() {
             let since = Clock::now();
             let why = self.supervise(&mut up, number);
+            if let Some(cluster) = &mut self.cluster {
+                cluster.on_down();
+            }
             self.control.down();
             let Some(why) = why else {
                 // Cores close their queues. A far target that does not answer detects the end by keep alive.
@@ -313,6 +323,9 @@ impl Manager {
         let lasted = Clock::now() + STABLE_TIME;
         // Handle of the core whose Attach is outstanding.
         let mut attaching = None;
+        if let Some(cluster) = &mut self.cluster {
+            cluster.on_up();
+        }
         loop {
             if Clock::now() >= lasted && self.log_filter.on_lasted() {
                 tracing::info!(disk = self.control.0.name, "{} stays", self.namespace_label());
@@ -330,12 +343,29 @@ impl Manager {
                 Some(ControllerEvent::Former(former)) => self.on_former(former, number),
                 // An event ends the wait at once: until it is handled, cores may write to another disk.
                 None if self.attach_cores(controller, number, &mut attaching) => {}
-                None => controller.wait(POLL_PERIOD, &self.waker),
+                None => {
+                    if let Err(why) = self.step_cluster(controller) {
+                        return Some(why.to_owned());
+                    }
+                }
             }
             if self.control.lost() >= number {
                 return Some("an I/O queue was lost".to_owned());
             }
         }
+    }
+
+    /// Advances the membership in the far target's cluster. Sleeps unless there is more to do soon. Fails
+    /// when the membership has ended: the disk connects again.
+    fn step_cluster(&mut self, controller: &mut Controller) -> Result<(), &'static str> {
+        let mut wait = POLL_PERIOD;
+        if let Some(cluster) = &mut self.cluster {
+            wait = cluster.step(controller, POLL_PERIOD)?;
+        }
+        if wait > Duration::ZERO {
+            controller.wait(wait, &self.waker);
+        }
+        Ok(())
     }
 
     /// Gets grants of optimistic connections for the cores that want one, with one Attach at a time, and does

@@ -1,12 +1,16 @@
 //! A command of a core, from [`DiskChannel::submit`](spindle_target_disk::DiskChannel::submit) to its
 //! [`Done`], and its split into pieces.
 
+use std::ops::Range;
+
 use nvme_spec::Sqe;
+use nvme_spec::cluster::PAGE_SHIFT;
 use nvme_spec::io::{DsmRange, ReadWriteCdw12};
 use nvme_spec::zerocopy::IntoBytes;
 use spindle_nvme_initiator::HostData;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pool};
+use spindle_target_card::Fill;
 use spindle_target_disk::{BlockRange, DiskError, Done, Op, Token};
 
 use crate::ledger::EntryId;
@@ -48,6 +52,15 @@ pub(crate) struct Request {
     pub(crate) is_answered: bool,
     /// Ledger entry of a write that was lost or not answered in time.
     pub(crate) entry: Option<EntryId>,
+    /// Of a read that fills a cache which the far target keeps coherent with others.
+    pub(crate) fill: Option<CoherentFill>,
+}
+
+/// How the current piece of a fill is read, and whether its former pieces may be kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CoherentFill {
+    pub(crate) piece: Fill,
+    pub(crate) may_keep: bool,
 }
 
 /// A command for one piece of a request.
@@ -104,6 +117,7 @@ impl Request {
             is_cancelled: false,
             is_answered: false,
             entry: None,
+            fill: None,
         }
     }
 
@@ -188,6 +202,16 @@ impl Request {
         (self.range.lba + u64::from(self.done)).saturating_mul(limits.block_bytes.into())
     }
 
+    /// Returns the pages of the current piece, or of the last one.
+    pub(crate) fn piece_pages(&self, limits: PieceParams) -> Range<u64> {
+        pages_of(BlockRange { lba: self.range.lba + u64::from(self.done), blocks: self.piece }, limits)
+    }
+
+    /// Returns the pages of the request.
+    pub(crate) fn pages(&self, limits: PieceParams) -> Range<u64> {
+        pages_of(self.range, limits)
+    }
+
     fn offset(&self, limits: PieceParams) -> usize {
         self.done as usize * limits.block_bytes as usize
     }
@@ -226,6 +250,13 @@ impl Request {
     pub(crate) fn end(self, result: Result<(), DiskError>) -> Done {
         Done { token: self.token, result, buf: self.buf }
     }
+}
+
+/// Returns the pages, also those in part, of a range.
+fn pages_of(range: BlockRange, limits: PieceParams) -> Range<u64> {
+    let bytes = |blocks: u64| blocks.saturating_mul(limits.block_bytes.into());
+    let end = range.lba.saturating_add(range.blocks.into());
+    bytes(range.lba) >> PAGE_SHIFT..bytes(end).div_ceil(1 << PAGE_SHIFT)
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use nvme_spec::identify::Oncs;
 use spindle_nvme_initiator::Error;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::net::Waker;
+use spindle_target_card::Agent;
 use spindle_target_disk::{BlockRange, Geometry, OptimisticReads};
 
 use crate::RemoteSpec;
@@ -99,6 +100,8 @@ pub(crate) struct RemoteShared<F: Far> {
     /// Called before the first command over a new association, and before the first command after each
     /// further check of the namespace.
     foreign_change_callbacks: Mutex<Vec<Box<dyn Fn() + Send + Sync>>>,
+    /// State of the membership in the far target's cluster; `None`: not configured.
+    pub(crate) agent: Option<Arc<Agent>>,
     /// Counts of optimistic reads, by handle; empty where they are not configured.
     counts: Mutex<Vec<Arc<CoreCounts>>>,
     /// An attempt to attach has failed, was logged, and the core of that attempt is not attached since.
@@ -113,7 +116,7 @@ impl<F: Far> RemoteShared<F> {
         spec: &RemoteSpec,
         abilities: Oncs,
         shape: Shape,
-        waker: Option<Waker>,
+        (waker, agent): (Option<Waker>, Option<Arc<Agent>>),
     ) -> RemoteShared<F> {
         let state = RemoteState {
             number: 0,
@@ -134,6 +137,7 @@ impl<F: Far> RemoteShared<F> {
             is_stopped: AtomicBool::new(false),
             waker,
             foreign_change_callbacks: Mutex::new(Vec::new()),
+            agent,
             counts: Mutex::new(Vec::new()),
             is_attach_failure_logged: AtomicBool::new(false),
             is_attached_logged: AtomicBool::new(false),

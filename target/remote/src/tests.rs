@@ -162,7 +162,8 @@ impl FarQueue for FakeQueue {
         script(|script| {
             let is_own = |at: &mut Outstanding| self.is_own((at.qid, at.number));
             for at in script.commands.extract_if(.., is_own) {
-                let completion = FarCompletion { index: at.index, result: Err(Failure::Lost), buf: at.data };
+                let completion =
+                    FarCompletion { index: at.index, result: Err(Failure::Lost), buf: at.data, keeps: false };
                 script.answers.push((at.qid, at.number, completion));
             }
         });
@@ -239,6 +240,7 @@ impl World {
             command_timeout: Duration::from_secs(25),
             quiesce: Duration::ZERO,
             optimistic,
+            is_clustered: false,
         };
         let facts = RemoteFacts {
             model: "model".to_owned(),
@@ -247,7 +249,8 @@ impl World {
             medium_ids: Vec::new(),
             identity: Identity::default(),
         };
-        let (disk, control) = RemoteDisk::with_far("far", &spec, facts, shape(), Oncs::from_bits(0xffff));
+        let (disk, control) =
+            RemoteDisk::with_far("far", &spec, facts, shape(), (Oncs::from_bits(0xffff), None));
         let zones =
             [ZoneSpec { buffer_bytes: 4096, count: 32 }, ZoneSpec { buffer_bytes: 1 << 18, count: 4 }];
         let pool = Pool::new(&zones, Pages::Base).expect("a pool");
@@ -307,7 +310,7 @@ impl World {
         script(|script| {
             let at = script.commands.iter().position(|at| u64::from(at.sqe.cdw10.get()) == lba);
             let at = script.commands.remove(at.expect("it is there"));
-            let completion = FarCompletion { index: at.index, result: Ok(()), buf: at.data };
+            let completion = FarCompletion { index: at.index, result: Ok(()), buf: at.data, keeps: false };
             script.answers.push((at.qid, at.number, completion));
         });
         self.turn();

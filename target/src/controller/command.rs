@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use nvme_spec::admin::Abort;
+use nvme_spec::cluster::{JOIN, JOIN_BYTES, JoinData, Joined, LEAVE, NEXT, NEXT_BYTES, Next};
 use nvme_spec::feature::{GetFeatures, SetFeatures};
 use nvme_spec::identify::{IDENTIFY_BYTES, Identify};
 use nvme_spec::log::GetLogPage;
@@ -13,10 +14,12 @@ use nvme_spec::status::Status;
 use nvme_spec::vendor::{END_FORMER_ASSOCIATIONS, EndFormerAssociations};
 
 use spindle_reactor::mem::SealedFrames;
+use spindle_target_card::{Cluster, JoinError};
 
 use super::limits::ABORTS_MAX;
 use super::{Context, Controller, Kind, Need, Outcome};
 use crate::refusal::{Refusal, field};
+use crate::snapshot::{Namespace, Subsystem};
 
 /// An admin command that this kind of controller supports.
 pub(super) enum Command<'a> {
@@ -29,6 +32,9 @@ pub(super) enum Command<'a> {
     KeepAlive,
     EndFormer(EndFormerAssociations<'a>),
     Attach(u32),
+    Join(u32),
+    Next(Next<'a>),
+    Leave,
 }
 
 /// [`IDENTIFY_BYTES`] as `u32`.
@@ -37,6 +43,11 @@ const _: () = assert!(IDENTIFY_BYTES == IDENTIFY_DATA_BYTES as usize);
 /// [`ATTACHMENT_BYTES`] as `u32`.
 const ATTACHMENT_DATA_BYTES: u32 = 64;
 const _: () = assert!(ATTACHMENT_BYTES == ATTACHMENT_DATA_BYTES as usize);
+/// [`JOIN_BYTES`] and [`NEXT_BYTES`] as `u32`.
+const JOIN_DATA_BYTES: u32 = 64;
+const _: () = assert!(JOIN_BYTES == JOIN_DATA_BYTES as usize);
+pub(crate) const NEXT_DATA_BYTES: u32 = 4096;
+const _: () = assert!(NEXT_BYTES == NEXT_DATA_BYTES as usize);
 
 impl Controller {
     pub(super) fn parse<'a>(&self, cx: &Context<'_>, sqe: &'a Sqe) -> Result<Command<'a>, Refusal> {
@@ -61,6 +72,9 @@ impl Controller {
             ATTACH if self.kind == Kind::Io && cx.registry.optimistic().is_some() => {
                 Command::Attach(sqe.nsid())
             }
+            JOIN if self.has_clusters(cx) => Command::Join(sqe.nsid()),
+            NEXT if self.has_clusters(cx) => Command::Next(Next::new(sqe)),
+            LEAVE if self.has_clusters(cx) => Command::Leave,
             _ => return Err(Refusal::at(Status::INVALID_OPCODE, field::OPCODE)),
         };
         self.check(cx, &command)?;
@@ -75,6 +89,8 @@ impl Controller {
             Command::SetFeatures(set) => self.check_set(cx, *set),
             Command::EndFormer(end) if end.token() == 0 => Err(Refusal::invalid(field::CDW10)),
             Command::Attach(nsid) => self.attachable(cx, *nsid).map(drop),
+            Command::Join(nsid) => self.clustered(cx, *nsid).map(drop),
+            Command::Next(_) | Command::Leave => self.check_member(),
             Command::Abort(_) | Command::AsyncEventRequest | Command::KeepAlive | Command::EndFormer(_) => {
                 Ok(())
             }
@@ -88,9 +104,14 @@ impl Controller {
             Command::GetFeatures(get) => Ok(Self::need_get(*get)),
             Command::SetFeatures(set) => Ok(Self::need_set(*set)),
             Command::Attach(_) => Ok(Need::to_host(ATTACHMENT_DATA_BYTES)),
-            Command::Abort(_) | Command::AsyncEventRequest | Command::KeepAlive | Command::EndFormer(_) => {
-                Ok(Need::NONE)
-            }
+            Command::Join(_) => Ok(Need::from_host(JOIN_DATA_BYTES)),
+            // Its memory is taken when there are entries.
+            Command::Next(_) => Ok(Need { memory: 0, ..Need::to_host(NEXT_DATA_BYTES) }),
+            Command::Abort(_)
+            | Command::AsyncEventRequest
+            | Command::KeepAlive
+            | Command::EndFormer(_)
+            | Command::Leave => Ok(Need::NONE),
         }
     }
 
@@ -123,6 +144,12 @@ impl Controller {
             Command::KeepAlive => Ok(Outcome::success(0)),
             Command::EndFormer(end) => Ok(Outcome::EndFormer { token: end.token() }),
             Command::Attach(nsid) => self.attach(cx, *nsid, data),
+            Command::Join(nsid) => self.join(cx, *nsid, data),
+            Command::Next(next) => Ok(Outcome::Next { acknowledged: next.acknowledged() }),
+            Command::Leave => {
+                self.shared.leave();
+                Ok(Outcome::success(0))
+            }
         }
     }
 
@@ -147,6 +174,49 @@ impl Controller {
         attachment.put(data);
         self.shared.set_attached();
         Ok(Outcome::success(0))
+    }
+
+    /// Returns true if a disk of the subsystem has members.
+    pub(super) fn has_clusters(&self, cx: &Context<'_>) -> bool {
+        self.kind == Kind::Io && self.subsystem(cx).is_ok_and(Subsystem::has_clusters)
+    }
+
+    /// Returns the namespace and the members of its disk. Namespace Not Ready if the disk has none: it may
+    /// get `[disk.cluster]`.
+    fn clustered(&self, cx: &Context<'_>, nsid: u32) -> Result<(Arc<Namespace>, Arc<Cluster>), Refusal> {
+        let namespace = self.subsystem(cx)?.namespace(nsid);
+        let namespace = namespace.ok_or(Refusal::at(Status::INVALID_NAMESPACE_OR_FORMAT, field::NSID))?;
+        let cluster = namespace.source.cluster();
+        let cluster = cluster.ok_or(Refusal::of(Status::NAMESPACE_NOT_READY, Some(field::NSID)))?;
+        Ok((Arc::clone(namespace), cluster))
+    }
+
+    /// Command Sequence Error for a controller that has not joined.
+    fn check_member(&self) -> Result<(), Refusal> {
+        match self.shared.is_member() {
+            true => Ok(()),
+            false => Err(Refusal::at(Status::COMMAND_SEQUENCE_ERROR, field::OPCODE)),
+        }
+    }
+
+    fn join(&mut self, cx: &Context<'_>, nsid: u32, data: &[u8]) -> Result<Outcome, Refusal> {
+        let (namespace, cluster) = self.clustered(cx, nsid)?;
+        let join = JoinData::parse(data).ok_or(Refusal::of(Status::INVALID_FIELD.dnr(), None))?;
+        // Commands of the I/O queues may still name a former membership: the host connects again.
+        if self.shared.has_membership() {
+            return Err(Refusal::at(Status::COMMAND_SEQUENCE_ERROR, field::OPCODE));
+        }
+        let incarnations = (join.incarnation.get(), join.former.get());
+        let wake = cx.registry.waker(self.shared.admin_core);
+        let joined = cluster.join(self.shared.host_nqn, incarnations, cx.now, wake);
+        let joined = joined.map_err(|error| match error {
+            JoinError::NotAllowed => Refusal::of(Status::OPERATION_DENIED, None),
+            // Members that are over make room soon.
+            JoinError::Full => Refusal::of(Status::COMMAND_INTERRUPTED, None),
+        })?;
+        let answer = Joined::new().with_number(joined.number()).with_extent_shift(joined.extent_shift());
+        self.shared.set_membership(joined, &namespace);
+        Ok(success(answer.into_bits()))
     }
 
     fn abort(&mut self, abort: Abort<'_>) -> Result<Outcome, Refusal> {

@@ -88,7 +88,8 @@ impl Controller {
             .into_bits();
         // AWUN applies without a power failure; with one, a single block is atomic (AWUPF 0).
         id.awun_z = U16::new(u16::try_from(summary.atomic_blocks.saturating_sub(1)).unwrap_or(u16::MAX));
-        let features = SpindleFeatures::new().with_end_former_associations(true);
+        let features =
+            SpindleFeatures::new().with_end_former_associations(true).with_clusters(subsystem.has_clusters());
         id.set_spindle_features(features.with_optimistic_reads(cx.registry.optimistic().is_some()));
     }
 

@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use nvme_spec::cluster::{JOIN, LEAVE, NEXT, READ_AND_REGISTER, REGISTER};
 use nvme_spec::identify::Csi;
 use nvme_spec::log::{
     CHANGED_NAMESPACE_LIST_BYTES, CommandEffect, CommandEffects, FirmwareSlotLog, GetLogPage, LogId,
@@ -121,9 +122,10 @@ impl Controller {
             }
             LogId::FIRMWARE_SLOT => window.put(0, firmware_slot_log().as_bytes()),
             LogId::CHANGED_NAMESPACES => self.changed.write(&mut window),
-            LogId::COMMAND_EFFECTS => {
-                window.put(0, command_effects(cx.registry.optimistic().is_some()).as_bytes())
-            }
+            LogId::COMMAND_EFFECTS => window.put(
+                0,
+                command_effects(cx.registry.optimistic().is_some(), self.has_clusters(cx)).as_bytes(),
+            ),
             LogId::FEATURE_EFFECTS => write_feature_effects(self.kind, &mut window),
             LogId::DISCOVERY => window.put(0, &self.discovery_log(cx)),
             // No command is supported: all zero.
@@ -186,8 +188,13 @@ const IO_COMMANDS: &[(IoOpcode, bool)] = &[
 ];
 
 /// Builds log page 05h. No scope is reported: Linux warns of any bit of an I/O command except CSUPP and LBCC.
-fn command_effects(has_optimistic: bool) -> CommandEffects {
+fn command_effects(has_optimistic: bool, has_clusters: bool) -> CommandEffects {
     let mut log = CommandEffects::default();
+    if has_clusters {
+        let supported = CommandEffect::new().with_supported(true);
+        [JOIN, NEXT, LEAVE].into_iter().for_each(|opcode| log.set_admin(opcode, supported));
+        [REGISTER, READ_AND_REGISTER].into_iter().for_each(|opcode| log.set_io(opcode, supported));
+    }
     if has_optimistic {
         log.set_admin(ATTACH, CommandEffect::new().with_supported(true));
         log.set_io(GET_REFERENCES, CommandEffect::new().with_supported(true));

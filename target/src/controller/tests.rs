@@ -277,9 +277,10 @@ impl World {
         match outcome {
             Outcome::Reply { status: Status::SUCCESS, .. } => Ok(effect),
             Outcome::Reply { status, .. } => Err(status),
-            Outcome::ParkAsyncEvent | Outcome::Abort { .. } | Outcome::EndFormer { .. } => {
-                panic!("{outcome:?}")
-            }
+            Outcome::ParkAsyncEvent
+            | Outcome::Abort { .. }
+            | Outcome::EndFormer { .. }
+            | Outcome::Next { .. } => panic!("{outcome:?}"),
         }
     }
 
@@ -306,6 +307,7 @@ impl World {
             Outcome::Reply { status, field, .. } => Err((status, field)),
             Outcome::ParkAsyncEvent => Ok((u64::MAX, Vec::new())),
             Outcome::EndFormer { token } => Ok((token, Vec::new())),
+            Outcome::Next { acknowledged } => Ok((acknowledged, Vec::new())),
             Outcome::Abort { sqid, cid } => Ok((u64::from(sqid) << 16 | u64::from(cid), Vec::new())),
         }
     }

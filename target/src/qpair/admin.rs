@@ -420,6 +420,7 @@ impl<T: Transport> Qpair<T> {
                 debug_assert!(is_held, "the controller holds no more than AERL + 1");
             }
             Outcome::EndFormer { token } => self.end_former(env, slot, token),
+            Outcome::Next { acknowledged } => self.begin_next(env, slot, acknowledged),
             Outcome::Abort { sqid, cid } => self.begin_abort(env, slot, sqid, cid),
         }
     }
@@ -433,6 +434,7 @@ impl<T: Transport> Qpair<T> {
                 env.broadcast(&Message::CloseQueues(controller, CloseReason::ControllerGone));
                 self.drop_parked_aers();
                 self.drop_end_former();
+                self.drop_nexts();
             }
             Effect::CloseAll => self.close(env, CloseReason::ControllerGone),
         }
@@ -452,6 +454,7 @@ impl<T: Transport> Qpair<T> {
     pub(super) fn on_admin_time(&mut self, env: &mut Env) {
         self.poll_end_former(env);
         self.check_health(env);
+        self.check_silence(env);
     }
 
     /// Reports new critical warnings of drives as asynchronous events, if an AER is parked.
@@ -542,6 +545,11 @@ impl<T: Transport> Qpair<T> {
                 if let Role::Admin(controller) = &mut self.role {
                     controller.async_event_aborted();
                 }
+                self.refuse(env, slot, Refusal::of(Status::ABORTED_BY_REQUEST, None));
+                true
+            }
+            RequestState::Next => {
+                self.nexts.retain(|next| next.slot != slot);
                 self.refuse(env, slot, Refusal::of(Status::ABORTED_BY_REQUEST, None));
                 true
             }

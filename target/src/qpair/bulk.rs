@@ -88,7 +88,7 @@ impl<T: Transport> Qpair<T> {
             Some(status) => self.refuse(env, slot, Refusal::of(status, None)),
             None => {
                 self.count_io(env.core, io);
-                self.finish(slot, Status::SUCCESS, 0, None);
+                self.finish(slot, Status::SUCCESS, u64::from(io.keeps), None);
             }
         }
     }

@@ -14,7 +14,7 @@ use nvme_spec::zerocopy::{FromBytes, IntoBytes};
 use spindle_nvme_transport::Transport;
 use spindle_nvme_transport::{ConnectionId, RequestId};
 use spindle_reactor::mem::{Buf, Holder, Pool};
-use spindle_target_disk::{BlockRange, DiskChannel, DiskError, Done, Op, Prepared, Token};
+use spindle_target_disk::{BlockRange, DiskChannel, DiskError, Done, Op, Prepared, Sender, Token};
 
 use super::io::check_range;
 use super::request::{IoCommand, IoOp, Progress, Request, RequestState};
@@ -66,6 +66,9 @@ pub(super) fn flush_all() -> IoCommand {
         data_bytes: 0,
         hints: 0,
         client: 0,
+        sender: Sender::HOST,
+        registers: false,
+        keeps: false,
     }
 }
 
@@ -88,6 +91,7 @@ pub(super) fn is_offloaded(disk: &dyn DiskChannel, op: IoOp) -> bool {
         IoOp::Copy { .. } => disk.abilities().copy,
         IoOp::Read
         | IoOp::References
+        | IoOp::Register
         | IoOp::Write { .. }
         | IoOp::Flush
         | IoOp::FlushAll
@@ -262,6 +266,7 @@ fn next_step(
         IoOp::FlushAll => flush_next(request, role),
         IoOp::Read
         | IoOp::References
+        | IoOp::Register
         | IoOp::Write { .. }
         | IoOp::Flush
         | IoOp::WriteZeroes { .. }
@@ -283,6 +288,7 @@ fn after_step(request: &mut Request, io: &IoCommand, role: &IoRole, env: &mut En
         IoOp::FlushAll => flush_next(request, role),
         IoOp::Read
         | IoOp::References
+        | IoOp::Register
         | IoOp::Write { .. }
         | IoOp::Flush
         | IoOp::WriteZeroes { .. }

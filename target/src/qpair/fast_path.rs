@@ -12,7 +12,7 @@ use nvme_spec::status::Status;
 use spindle_nvme_transport::{ConnectionId, RequestId};
 use spindle_nvme_transport::{DataPointer, FAST_PATH, Reply, Transport};
 use spindle_reactor::mem::{Buf, Reference};
-use spindle_target_disk::{DiskChannel, Done, Geometry, IoRequest, Op, Prepared};
+use spindle_target_disk::{DiskChannel, Done, Geometry, IoRequest, Op, Prepared, Sender};
 
 use super::io;
 use super::request::{DataMemory, IoCommand, IoOp, Request, RequestState, Work};
@@ -100,6 +100,9 @@ impl<T: Transport> Qpair<T> {
                     data_bytes: bytes,
                     hints: request.hints,
                     client: request.client,
+                    sender: Sender::HOST,
+                    registers: false,
+                    keeps: false,
                 };
                 role.shared.note_traffic();
                 env.note_command(namespace, namespace.counters.core(core));
@@ -126,12 +129,13 @@ impl<T: Transport> Qpair<T> {
         }
         let core = env.core;
         let fua = io::is_fua(sqe) || !role.shared.is_write_cache_on();
-        let Some(Checked { namespace, disk, geometry, request }) =
+        let Some(Checked { namespace, disk, geometry, mut request }) =
             check(role, env, sqe, Op::Write { fua }, bytes)
         else {
             return false;
         };
         let Some(slot) = self.requests.next_id().filter(|_| !geometry.is_read_only) else { return false };
+        request.sender = role.shared.sender(Env::disk_index(namespace.disk));
         let Prepared::Fill(mut buf) = disk.prepare(&request, None) else { return false };
         if !self.transport.take_in_capsule(&mut buf) {
             return false;
@@ -192,6 +196,13 @@ impl<T: Transport> Qpair<T> {
         }
     }
 
+    /// Returns dwords 0 and 1 of the completion of a Read: KEEP of a Read and Register, or a
+    /// [`PageReference`].
+    #[inline]
+    pub(super) fn read_result(&self, io: &IoCommand, data: Option<&Buf>) -> u64 {
+        if io.registers { u64::from(io.keeps) } else { self.page_reference(data) }
+    }
+
     /// Returns the [`PageReference`] for the completion of a Read with this data; 0: none.
     #[inline]
     pub(super) fn page_reference(&self, data: Option<&Buf>) -> u64 {
@@ -225,7 +236,7 @@ impl<T: Transport> Qpair<T> {
         let Role::Io(role) = &self.role else { return };
         let mut request = Request::new(*sqe, DataPointer::InCapsule { bytes });
         // `check` accepted the command in this turn, so `check_io` does not fail.
-        request.work = super::check_io(role, env, &request).map_or(Work::None, Work::Io);
+        request.work = io::check_io(role, env, &request).map_or(Work::None, Work::Io);
         request.state = RequestState::Executing;
         let is_inserted = self.requests.insert(request).is_some_and(|own| own == slot);
         debug_assert!(is_inserted, "the slab gave another place than it said");

@@ -124,6 +124,7 @@ impl<T: Transport> Qpair<T> {
             | RequestState::NeedStepBuffer
             | RequestState::Fused
             | RequestState::Parked
+            | RequestState::Next
             | RequestState::Aborting
             | RequestState::ConnectBlocked => self.refuse(env, slot, refusal),
         }

@@ -4,18 +4,22 @@
 //! the field at fault. A command that passes is inside the namespace and the limits. Its SGL has the length
 //! of its data, or more if the data is a list of ranges. Ranges of a list are checked at execution.
 
+use nvme_spec::cluster::{PAGE_SHIFT, READ_AND_REGISTER, REGISTER, REGISTER_PAGES_MAX};
 use nvme_spec::opcode::IoOpcode;
 use nvme_spec::optimistic::GET_REFERENCES;
-use nvme_spec::sqe::{Fuse, Sqe};
+use nvme_spec::sqe::{Fuse, NSID_ALL, Sqe};
 use nvme_spec::status::Status;
 use spindle_nvme_transport::DataPointer;
-use spindle_target_disk::{BlockRange, Geometry};
+use spindle_target_disk::{BlockRange, Geometry, Sender};
 
-use super::references;
-use super::request::{Direction, IoCommand, IoOp};
+use super::request::{Direction, IoCommand, IoOp, Request};
+use super::{IoRole, cluster, compound, references};
 use crate::controller::limits;
+use crate::env::Env;
 use crate::refusal::{Refusal, field};
 
+/// First vendor specific opcode (NVM Command Set 3.2).
+const FIRST_VENDOR_OPCODE: u8 = 0x80;
 /// Bytes of a source range descriptor, format 0h (NVM Command Set, Copy).
 pub const COPY_RANGE_BYTES: u32 = 32;
 /// Bytes of a Dataset Management range.
@@ -53,6 +57,35 @@ pub fn hints(sqe: &Sqe) -> u8 {
     sqe.cdw13().to_le_bytes()[0]
 }
 
+/// Looks up the namespace and its disk, checks the command against both, and marks the namespace as active. A
+/// Flush with NSID FFFFFFFFh needs no namespace.
+#[inline]
+pub(super) fn check_io(role: &IoRole, env: &mut Env, request: &Request) -> Result<IoCommand, Refusal> {
+    let sqe = &request.sqe;
+    if sqe.io_opcode().0 >= FIRST_VENDOR_OPCODE {
+        references::check_attached(role, env, sqe)?;
+        cluster::check_member(role, sqe)?;
+    }
+    let nsid = sqe.nsid();
+    let Some(namespace) = role.subsystem.namespace(nsid) else {
+        if nsid == NSID_ALL && sqe.io_opcode() == IoOpcode::FLUSH {
+            return Ok(compound::flush_all());
+        }
+        return Err(Refusal::namespace());
+    };
+    let disk = Env::disk_index(namespace.disk);
+    let Some(handle) = env.disk_ref(disk) else {
+        return Err(Refusal::of(Status::NAMESPACE_NOT_READY, Some(field::NSID)));
+    };
+    let geometry = handle.geometry();
+    env.note_command(namespace, namespace.counters.core(env.core));
+    let target = Target { disk, geometry, transfer_bytes: env.snapshot.limits.transfer_bytes };
+    let mut io = parse(sqe, request.pointer, &target)?;
+    io.client = role.shared.client;
+    io.sender = role.shared.sender(disk);
+    Ok(io)
+}
+
 /// Parses and checks a command for a namespace on the disk of `target`. The caller sets `client`.
 ///
 /// # Errors
@@ -70,6 +103,9 @@ pub fn parse(sqe: &Sqe, pointer: DataPointer, target: &Target) -> Result<IoComma
         data_bytes,
         hints: 0,
         client: 0,
+        sender: Sender::HOST,
+        registers: false,
+        keeps: false,
     };
     let hinted = |op, range, bytes| IoCommand { hints: hints(sqe), ..command(op, range, bytes) };
     let fused = parse_fuse(sqe)?;
@@ -88,13 +124,8 @@ pub fn parse(sqe: &Sqe, pointer: DataPointer, target: &Target) -> Result<IoComma
         }
         IoOpcode::FLUSH => command(IoOp::Flush, BlockRange { lba: 0, blocks: 0 }, 0),
         IoOpcode::WRITE_ZEROES => {
-            let cdw12 = sqe.cdw12();
-            let op = IoOp::WriteZeroes { deallocate: cdw12 & DEAC != 0, fua: is_fua(sqe) };
-            let range = range(sqe, target)?;
-            if u64::from(range.blocks) << block_shift > u64::from(limits::WRITE_ZEROES_BYTES_MAX) {
-                return Err(Refusal::invalid(field::CDW12)); // WZSL
-            }
-            command(op, range, 0)
+            let op = IoOp::WriteZeroes { deallocate: sqe.cdw12() & DEAC != 0, fua: is_fua(sqe) };
+            command(op, zeroes_range(sqe, target, block_shift)?, 0)
         }
         IoOpcode::VERIFY => command(IoOp::Verify, range(sqe, target)?, 0),
         IoOpcode::DATASET_MANAGEMENT => {
@@ -106,6 +137,14 @@ pub fn parse(sqe: &Sqe, pointer: DataPointer, target: &Target) -> Result<IoComma
             command(op, BlockRange { lba: 0, blocks: 0 }, ranges * DSM_RANGE_BYTES)
         }
         IoOpcode::COPY => parse_copy(sqe, target, command)?,
+        READ_AND_REGISTER => {
+            let (range, bytes) = data_range(sqe, target, block_shift)?;
+            IoCommand { registers: true, ..hinted(IoOp::Read, range, bytes) }
+        }
+        REGISTER => {
+            let range = register_range(sqe, target, block_shift)?;
+            IoCommand { registers: true, ..command(IoOp::Register, range, 0) }
+        }
         GET_REFERENCES => {
             let range = range(sqe, target)?;
             command(IoOp::References, range, references::data_bytes(range, block_shift)?)
@@ -121,6 +160,28 @@ pub fn parse(sqe: &Sqe, pointer: DataPointer, target: &Target) -> Result<IoComma
         io.data_bytes = pointer.bytes();
     }
     Ok(io)
+}
+
+/// The range of a Write Zeroes, at most WZSL.
+fn zeroes_range(sqe: &Sqe, target: &Target, block_shift: u32) -> Result<BlockRange, Refusal> {
+    limited_range(sqe, target, u64::from(limits::WRITE_ZEROES_BYTES_MAX) >> block_shift)
+}
+
+/// The range of a Register.
+fn register_range(sqe: &Sqe, target: &Target, block_shift: u32) -> Result<BlockRange, Refusal> {
+    limited_range(sqe, target, REGISTER_PAGES_MAX << PAGE_SHIFT >> block_shift)
+}
+
+/// A range without data, of at most `blocks_max` blocks.
+///
+/// # Errors
+/// LBA Out of Range, Invalid Field in Command.
+fn limited_range(sqe: &Sqe, target: &Target, blocks_max: u64) -> Result<BlockRange, Refusal> {
+    let range = range(sqe, target)?;
+    if u64::from(range.blocks) > blocks_max {
+        return Err(Refusal::invalid(field::CDW12));
+    }
+    Ok(range)
 }
 
 fn parse_fuse(sqe: &Sqe) -> Result<bool, Refusal> {
@@ -152,6 +213,7 @@ fn changes_data(op: IoOp) -> bool {
         IoOp::Write { .. } | IoOp::WriteZeroes { .. } | IoOp::Deallocate { .. } | IoOp::Copy { .. } => true,
         IoOp::Read
         | IoOp::References
+        | IoOp::Register
         | IoOp::Flush
         | IoOp::FlushAll
         | IoOp::Hint

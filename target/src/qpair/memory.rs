@@ -216,7 +216,12 @@ fn list_bytes(disk: &dyn DiskChannel, pool: &Pool, io: &IoCommand) -> u32 {
         IoOp::Compare | IoOp::References | IoOp::Deallocate { .. } | IoOp::Hint => io.data_bytes,
         IoOp::Copy { .. } => piece_bytes(disk, pool, io).max(io.data_bytes),
         IoOp::Verify => piece_bytes(disk, pool, io),
-        IoOp::Read | IoOp::Write { .. } | IoOp::Flush | IoOp::FlushAll | IoOp::WriteZeroes { .. } => 0,
+        IoOp::Read
+        | IoOp::Write { .. }
+        | IoOp::Flush
+        | IoOp::FlushAll
+        | IoOp::WriteZeroes { .. }
+        | IoOp::Register => 0,
     }
 }
 
@@ -292,7 +297,7 @@ pub(super) fn take_buffers(env: &mut Env, request: &mut Request, io: &IoCommand,
             false
         }
         IoOp::Write { fua } => return take_data(disk, share, request, io, Op::Write { fua }, bounds),
-        IoOp::Flush | IoOp::FlushAll | IoOp::WriteZeroes { .. } => true,
+        IoOp::Flush | IoOp::FlushAll | IoOp::WriteZeroes { .. } | IoOp::Register => true,
         _ if bounds.is_behind && list_bytes(disk, &env.pool, io) > 0 => false,
         IoOp::Compare => {
             let pieces = [io.data_bytes, piece_bytes(disk, &env.pool, io)];

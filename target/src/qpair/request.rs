@@ -9,14 +9,14 @@
 //!   several steps           Executing <──> NeedStepBuffer
 //!   bulk transfer           Bulk <──> NeedStepBuffer, instead of Fetching and Executing
 //!   fused pair              Fetching ──> Fused ──> Executing
-//!   admin queue             Parked (AER), Aborting (Abort), ConnectBlocked ──> Replying
+//!   admin queue             Parked (AER), Aborting (Abort), ConnectBlocked, Next ──> Replying
 //! ```
 
 use nvme_spec::sqe::Sqe;
 use nvme_spec::status::Status;
 use spindle_nvme_transport::RequestId;
 use spindle_reactor::mem::Buf;
-use spindle_target_disk::{BlockRange, IoRequest, Op};
+use spindle_target_disk::{BlockRange, IoRequest, Op, Sender};
 
 use spindle_nvme_transport::DataPointer;
 
@@ -46,13 +46,16 @@ pub enum RequestState {
     /// A Connect or End Former Associations that waits until the disks have completed the commands of the
     /// host's former associations. Ended by `retry_connect`, `poll_end_former`, a reset or shutdown.
     ConnectBlocked,
+    /// A Next that waits for entries. Ended by entries, its time, an abort, a reset, a shutdown, or the end
+    /// of the membership.
+    Next,
     /// The transport has the reply; ended by `Sent`.
     Replying,
 }
 
 impl RequestState {
     /// All states, in the order of their declaration, for tests and the simulator.
-    pub const ALL: [RequestState; 11] = [
+    pub const ALL: [RequestState; 12] = [
         RequestState::New,
         RequestState::NeedBuffer,
         RequestState::Fetching,
@@ -63,6 +66,7 @@ impl RequestState {
         RequestState::Parked,
         RequestState::Aborting,
         RequestState::ConnectBlocked,
+        RequestState::Next,
         RequestState::Replying,
     ];
 }
@@ -109,6 +113,12 @@ pub struct IoCommand {
     pub hints: u8,
     /// Client identifier of the host: [`ControllerShared::client`](crate::shared::ControllerShared::client).
     pub client: u16,
+    /// Member of the disk's cluster that sends a Write.
+    pub sender: Sender,
+    /// A Read is a Read and Register.
+    pub registers: bool,
+    /// KEEP of a Read and Register.
+    pub keeps: bool,
 }
 
 impl IoCommand {
@@ -116,7 +126,7 @@ impl IoCommand {
     #[inline]
     #[must_use]
     pub fn request(&self, op: Op, range: BlockRange) -> IoRequest {
-        IoRequest { hints: self.hints, client: self.client, ..IoRequest::new(op, range) }
+        IoRequest { hints: self.hints, client: self.client, sender: self.sender, ..IoRequest::new(op, range) }
     }
 }
 
@@ -166,6 +176,8 @@ pub enum IoOp {
     Verify,
     /// Get References, opcode 82h: an extension for optimistic reads.
     References,
+    /// Register, opcode 88h: an extension for coherent caches.
+    Register,
     /// Opcode 19h.
     Copy {
         /// Number of source ranges, 1 to [`COPY_RANGES_MAX`](crate::controller::limits::COPY_RANGES_MAX).
@@ -196,7 +208,9 @@ impl IoOp {
             IoOp::Write { .. } | IoOp::Compare | IoOp::Deallocate { .. } | IoOp::Copy { .. } | IoOp::Hint => {
                 Direction::FromHost
             }
-            IoOp::Flush | IoOp::FlushAll | IoOp::WriteZeroes { .. } | IoOp::Verify => Direction::None,
+            IoOp::Flush | IoOp::FlushAll | IoOp::WriteZeroes { .. } | IoOp::Verify | IoOp::Register => {
+                Direction::None
+            }
         }
     }
 }
@@ -212,6 +226,7 @@ impl IoOp {
             IoOp::Copy { ranges, .. } => IoOp::Copy { ranges, fua: true },
             IoOp::Read
             | IoOp::References
+            | IoOp::Register
             | IoOp::Flush
             | IoOp::FlushAll
             | IoOp::Deallocate { .. }

@@ -2,13 +2,19 @@
 
 use std::sync::Arc;
 
+use nvme_spec::Nqn;
+use nvme_spec::cluster::{JoinData, NEXT_BYTES};
 use nvme_spec::register::CC;
 use nvme_spec::sqe::Fuse;
+use nvme_spec::zerocopy::IntoBytes;
 use nvme_spec::{Sqe, Status};
 use spindle_nvme_transport::{CloseReason, Connections, Event};
+use spindle_reactor::clock::Nanos;
 use spindle_target::qpair::request::RequestState;
 use spindle_target::snapshot::AllowedHosts;
+use spindle_target_card::Cluster;
 use spindle_target_disk::fault::{Fault, FaultControl, FaultDisk};
+use spindle_target_disk::{ClusterDisk, Disk};
 use spindle_tests::script::{
     CC_DISABLED, Fetch, HOST, Host, Queue, Rig, Setup, Want, connect_data, connect_sqe,
 };
@@ -16,7 +22,7 @@ use spindle_tests::script::{
 use crate::{assert_ok, pool_disk};
 
 /// The states in which a request can be between two calls. `New` is left within one.
-const STATES: [RequestState; 10] = [
+const STATES: [RequestState; 11] = [
     RequestState::NeedBuffer,
     RequestState::Fetching,
     RequestState::Executing,
@@ -26,6 +32,7 @@ const STATES: [RequestState; 10] = [
     RequestState::Parked,
     RequestState::Aborting,
     RequestState::ConnectBlocked,
+    RequestState::Next,
     RequestState::Replying,
 ];
 
@@ -60,6 +67,18 @@ struct Fixture {
 
 fn fixture(cores: usize, buffers: u32) -> Fixture {
     let (disk, control) = FaultDisk::new(pool_disk(512), 1);
+    fixture_on(disk, control, cores, buffers)
+}
+
+/// As [`fixture`], on a disk whose members have caches.
+fn clustered_fixture(cores: usize, buffers: u32) -> Fixture {
+    let (disk, control) = FaultDisk::new(pool_disk(512), 1);
+    let agents = vec![Nqn::new(HOST).expect("an NQN")];
+    let cluster = Cluster::new(disk.geometry().bytes(), agents, Nanos::ZERO);
+    fixture_on(ClusterDisk::new(disk, cluster), control, cores, buffers)
+}
+
+fn fixture_on(disk: Arc<dyn Disk>, control: Arc<FaultControl>, cores: usize, buffers: u32) -> Fixture {
     let zones = vec![(4096, buffers)];
     let mut rig = Rig::new(Setup { cores, zones, bulk_unit: 4096, ..Setup::small(vec![disk]) });
     let (admin, cntlid) = rig.admin(0, 5000);
@@ -106,10 +125,14 @@ fn enter(fixture: &mut Fixture, state: RequestState) -> Queue {
             assert_eq!(rig.states(&queue), [(RequestState::ConnectBlocked, 1)]);
             return queue;
         }
+        RequestState::Next => {
+            rig.run(&host.admin, Sqe::join(1, 1), JoinData::new(1, 0).as_bytes());
+            rig.send(&host.admin, Sqe::next_notices(2, 0), NEXT_BYTES);
+        }
         RequestState::Replying => rig.send(&io, Sqe::read(1, 1, 0, 1), 512),
     }
-    let queue =
-        if matches!(state, RequestState::Parked | RequestState::Aborting) { host.admin.clone() } else { io };
+    let is_admin = matches!(state, RequestState::Parked | RequestState::Aborting | RequestState::Next);
+    let queue = if is_admin { host.admin.clone() } else { io };
     assert!(rig.states(&queue).iter().any(|(now, _)| *now == state), "{state:?}: {:?}", rig.states(&queue));
     queue
 }
@@ -144,7 +167,8 @@ fn a_queue_may_end_in_every_state_by_every_way_and_leaves_nothing_behind() {
                 if state == RequestState::Aborting && cores == 1 {
                     continue; // with one core an Abort is answered within the call
                 }
-                let mut fixture = fixture(cores, 2);
+                let make = if state == RequestState::Next { clustered_fixture } else { fixture };
+                let mut fixture = make(cores, 2);
                 let queue = enter(&mut fixture, state);
                 end(&mut fixture, &queue, by);
                 let Fixture { mut rig, host, control } = fixture;
@@ -152,7 +176,10 @@ fn a_queue_may_end_in_every_state_by_every_way_and_leaves_nothing_behind() {
                     rig.cores[host.io.core].qpair(host.io.id).is_none() || host.io.line.closed().is_some();
                 let is_admin_only = matches!(
                     (state, by),
-                    (RequestState::Parked | RequestState::Aborting, End::HungUp | End::Overrun)
+                    (
+                        RequestState::Parked | RequestState::Aborting | RequestState::Next,
+                        End::HungUp | End::Overrun
+                    )
                 );
                 assert!(is_over || is_admin_only, "{state:?} {by:?}");
                 // The disk answers now, or after the transport is gone.

@@ -5,6 +5,7 @@ mod aborts;
 mod bulk;
 mod busy;
 mod closing;
+mod cluster;
 mod commands;
 mod drain;
 mod drives;

@@ -149,6 +149,7 @@ fn spec(scenario: &Scenario) -> RemoteSpec {
         command_timeout: COMMAND_TIMEOUT.as_duration(),
         quiesce: Duration::from_secs(1),
         optimistic: scenario.is_optimistic.then(OptimisticOptions::default),
+        is_clustered: false,
     }
 }
 
@@ -177,7 +178,7 @@ impl Sim {
         };
         let shape = Shape { geometry, must_fua: false };
         let (source, control) =
-            RemoteDisk::with_far("far", &spec(&scenario), facts(), shape, scenario.abilities);
+            RemoteDisk::with_far("far", &spec(&scenario), facts(), shape, (scenario.abilities, None));
         control.set_fence_timeout(scenario.fence_timeout);
         let limits = Limits {
             block_bytes: scenario.block_bytes,

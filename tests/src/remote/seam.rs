@@ -219,7 +219,7 @@ impl SimQueue {
         let command = write.map(|(command, _)| command);
         lock(&self.far.world).taken(self.id, command, result.is_ok());
         let result = result.map_err(Failure::Status);
-        self.completed.push_back(FarCompletion { index: slot, result, buf });
+        self.completed.push_back(FarCompletion { index: slot, result, buf, keeps: false });
     }
 
     /// Takes optimistic reads that have ended; rejected ones become ordinary reads, or are lost.
@@ -232,7 +232,12 @@ impl SimQueue {
                 Outcome::Accepted(buf) => {
                     lock(&self.far.world).book.counts.hit("optimistic reads");
                     self.slots[slot] = None;
-                    self.completed.push_back(FarCompletion { index: slot, result: Ok(()), buf: Some(buf) });
+                    self.completed.push_back(FarCompletion {
+                        index: slot,
+                        result: Ok(()),
+                        buf: Some(buf),
+                        keeps: false,
+                    });
                 }
                 Outcome::Repeat(sqe, buf) => {
                     lock(&self.far.world).book.counts.hit("rejected reads");
@@ -294,7 +299,7 @@ impl SimQueue {
             let at = world.rng.size(0, outstanding.len() - 1);
             let index = outstanding.swap_remove(at);
             let buf = self.slots[index].take().and_then(|slot| slot.buf);
-            self.completed.push_back(FarCompletion { index, result: Err(Failure::Lost), buf });
+            self.completed.push_back(FarCompletion { index, result: Err(Failure::Lost), buf, keeps: false });
         }
     }
 }

@@ -13,6 +13,7 @@ mod against;
 mod bare;
 mod cached;
 mod closing;
+mod cluster;
 mod commands;
 mod conf;
 mod control;

@@ -262,6 +262,7 @@ fn the_keys_whose_row_has_no_line_in_the_list_of_changes_are_these() {
         "[disk.delay] latency_us",
         "[disk.delay] bandwidth",
         "[disk.delay] seek_us",
+        "[disk.cluster] agents",
         "[[listener]] address",
         "[[listener]] transport",
         "[[listener]] name",

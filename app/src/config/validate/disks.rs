@@ -15,7 +15,7 @@ use spindle_target_disk::{CacheSpec, DelaySpec, PolicyKind};
 use super::super::document::{Errors, Location, Node};
 use super::super::machine::{self, BackingFile, Machine, PathState};
 use super::super::path_probe::{PathFacts, Paths};
-use super::super::plan::{DiskKind, DiskMedium, DiskPlan};
+use super::super::plan::{ClusterPlan, DiskKind, DiskMedium, DiskPlan};
 use super::super::schema::{DISK_KIND, Preset};
 use super::super::tree::Located;
 use super::subsystems::Unique;
@@ -91,6 +91,7 @@ fn new_disk(
     errors: &Errors,
 ) -> Option<Arc<DiskPlan>> {
     let mut plan = disk(node, machine, paths, errors)?;
+    add_cluster(node, &mut plan, errors);
     add_cache(node, &mut plan, pages, errors);
     add_delay(node, &mut plan, errors);
     Some(Arc::new(plan))
@@ -254,10 +255,16 @@ fn add_cache(node: &Node, disk: &mut DiskPlan, pages: Pages, errors: &Errors) {
         let words = format!("{} disk has its data in memory already; {allowed}", with_article(kind.name()));
         section.location.refuse(errors, words);
     }
+    let is_clustered = disk.cluster.is_some();
     match (section.get::<bool>("sole_writer"), matches!(kind, DiskKind::Remote { .. })) {
-        (false, true) => {
-            let words = "must be true for a remote disk: it says that only this process writes to the far \
-                         namespace, as the cache does not see other writes";
+        (false, true) if !is_clustered => {
+            let words = "must be true for a remote disk without [disk.cluster]: it says that only this \
+                         process writes to the far namespace, as the cache does not see other writes";
+            section.refuse("sole_writer", errors, words);
+        }
+        (true, true) if is_clustered => {
+            let words =
+                "has no effect with [disk.cluster], by which the cache sees other writes; leave it out";
             section.refuse("sole_writer", errors, words);
         }
         (true, false) => {
@@ -274,6 +281,37 @@ fn add_cache(node: &Node, disk: &mut DiskPlan, pages: Pages, errors: &Errors) {
     disk.cache =
         section.find::<u64>("size").map(|_| CacheSpec { is_resident: true, is_paced: true, ..empty });
     section.fill(disk);
+}
+
+/// Adds `[disk.cluster]` of a disk, if there is such a section.
+fn add_cluster(node: &Node, disk: &mut DiskPlan, errors: &Errors) {
+    let section = node.section("cluster");
+    if !section.is_given {
+        return;
+    }
+    let refuse = |words: &str| section.location.refuse(errors, words);
+    let has_agents = !section.is_absent("agents");
+    match &disk.kind {
+        DiskKind::Ram { .. } | DiskKind::File { .. } if !has_agents => {
+            section.refuse("agents", errors, "missing; it names the hosts that may keep the disk in a cache");
+        }
+        DiskKind::Ram { .. } | DiskKind::File { .. } => {}
+        DiskKind::Remote { .. } if has_agents => {
+            section.refuse("agents", errors, "is a key of the far target's disk; leave it out");
+        }
+        DiskKind::Remote { is_optimistic: true, .. } => refuse("needs optimistic = false"),
+        DiskKind::Remote { .. } if !node.section("cache").is_given => refuse("needs [disk.cache]"),
+        DiskKind::Remote { .. } => {}
+        DiskKind::Null | DiskKind::Nvme { .. } | DiskKind::Ng { .. } => {
+            let kind = with_article(disk.kind.name());
+            refuse(&format!("{kind} disk has none; it is for kind = \"ram\", \"file\" or \"remote\""));
+        }
+    }
+    disk.cluster = Some(ClusterPlan::default());
+    section.fill(disk);
+    if section.find::<Vec<Nqn>>("agents").is_some_and(|agents| agents.value.is_empty()) {
+        section.refuse("agents", errors, "is empty; it names the hosts that may keep the disk in a cache");
+    }
 }
 
 /// Adds `[disk.delay]` of a disk, if there is such a section. One without any delay is an error.

@@ -200,7 +200,9 @@ impl Poller<Core, CoreMessage> for RdmaPoller {
             CoreMessage::AcceptRdma(request) => core.arrivals.rdma.push(*request),
             CoreMessage::Rdma(message) => self.shell.on_message(&mut core.target, message),
             CoreMessage::ListenRdma => self.start_listening(core),
-            CoreMessage::Target(_) | CoreMessage::Accept(_) | CoreMessage::Listen(_) => return Some(message),
+            CoreMessage::Target(_) | CoreMessage::Accept(_) | CoreMessage::Listen(_) | CoreMessage::Wake => {
+                return Some(message);
+            }
         }
         None
     }

@@ -254,6 +254,56 @@ pub(super) struct AttachRequest {
     options: OptimisticOptions,
 }
 
+/// Data of a command of [`Controller::begin_command`].
+#[derive(Debug, Clone, Copy)]
+pub enum CommandData<'a> {
+    /// These bytes are sent to the controller.
+    ToController(&'a [u8]),
+    /// The controller sends so many bytes.
+    FromController(u32),
+}
+
+impl Controller {
+    /// Submits an admin command, and does not wait: [`Controller::take_answer`] returns its completion, after
+    /// [`Controller::poll`] has received it.
+    ///
+    /// # Errors
+    /// [`Error::Range`]: more than 64 KiB of data. [`Error::Busy`]: no command can be queued now.
+    /// [`Error::Lost`]: the connection has ended.
+    pub fn begin_command(
+        &mut self,
+        step: &'static str,
+        sqe: Sqe,
+        data: CommandData<'_>,
+    ) -> Result<Ticket, Error> {
+        let bytes = match data {
+            CommandData::ToController(bytes) => u32::try_from(bytes.len()).unwrap_or(u32::MAX),
+            CommandData::FromController(bytes) => bytes,
+        };
+        Error::in_range("bytes of an admin command", bytes, 1_u32, ADMIN_BYTES_MAX)?;
+        let mut buf = self.pool.take_contiguous(bytes).ok_or(Error::Busy { step })?;
+        let data = match data {
+            CommandData::ToController(bytes) => {
+                buf.copy_in(0, bytes);
+                HostData::ToController(buf)
+            }
+            CommandData::FromController(_) => HostData::FromController(buf),
+        };
+        let ticket = self.admin.submit(sqe, data).map_err(|refused| {
+            let loss = self.admin.loss().unwrap_or(Loss::ByPeer);
+            if refused.why == Refusal::Full { Error::Busy { step } } else { Error::Lost { step, loss } }
+        })?;
+        self.commands.push(ticket);
+        self.admin.send();
+        Ok(ticket)
+    }
+
+    /// Returns the next completion of a command of [`Controller::begin_command`].
+    pub fn take_answer(&mut self) -> Option<Completion> {
+        self.answers.pop_front()
+    }
+}
+
 const ATTACH: &str = "Attach";
 
 impl Controller {

@@ -47,6 +47,8 @@ pub(super) fn connect(target: &Target, options: &Options) -> Result<Controller, 
         former: None,
         attach_request: None,
         attached: None,
+        commands: Vec::new(),
+        answers: VecDeque::new(),
         is_loss_told: false,
     };
     enable(&mut controller)?;

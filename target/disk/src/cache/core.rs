@@ -40,7 +40,8 @@ use super::sweeps::Sweep;
 use crate::layer::{Call, Commands, between, is_own, number_of, own_token};
 use crate::shape::block_shift;
 use crate::{
-    Abilities, BlockRange, ChannelContext, DiskChannel, Done, Geometry, IoRequest, Op, Owner, Prepared, Token,
+    Abilities, BlockRange, ChannelContext, DiskChannel, Done, Geometry, IoRequest, Op, Owner, Prepared,
+    Sender, Token,
 };
 
 const FRAME: u64 = FRAME_BYTES as u64;
@@ -351,6 +352,9 @@ impl CachedChannel {
     fn prepare_read(&mut self, request: &IoRequest, next: Option<u64>) -> Prepared {
         let (offset, bytes) = self.offset_and_bytes(request);
         let page = offset / FRAME;
+        if !self.cache.shared.may_answer() {
+            return self.without_lease(request, bytes);
+        }
         if self.misses.are_many() && self.skips(request, page, bytes) {
             return Prepared::Pool;
         }
@@ -400,6 +404,14 @@ impl CachedChannel {
             }
         }
         Prepared::Ready(frames.page_buf(pin, skip, bytes))
+    }
+
+    /// The cache may not answer now: the read passes around it.
+    #[cold]
+    fn without_lease(&mut self, request: &IoRequest, bytes: u32) -> Prepared {
+        self.cache.drop_prepared();
+        self.cache.counts.of(request.client).passed.add(u64::from(bytes).div_ceil(FRAME));
+        Prepared::Pool
     }
 
     /// Returns true for a read that passes around the cache without a lookup, because the last reads found
@@ -544,7 +556,7 @@ impl CachedChannel {
             if self.inner.may_still_write(range) {
                 read.plan.doom(&context, page..page + buf.len() as u64 / FRAME);
             }
-            let request = IoRequest { range, ..read.request_at(self.now) };
+            let request = IoRequest { range, sender: Sender::FILL, ..read.request_at(self.now) };
             if let Some(done) = self.inner.submit(own_token(FILLS, slot), &request, Some(buf)) {
                 self.on_piece(slot, done);
             }
@@ -636,7 +648,9 @@ impl CachedChannel {
         for _ in 0..self.waiting.len() {
             let Some(slot) = self.waiting.pop_front() else { return };
             let Some((read, context)) = self.cache.read(slot) else { continue };
-            if !read.passes_around && read.token.is_some() {
+            if !context.shared.may_answer() {
+                read.passes_around = true;
+            } else if !read.passes_around && read.token.is_some() {
                 let is_late = between(read.since, self.now) > FILL_WAIT_MAX;
                 read.passes_around = match read.plan.retry_waiting(&context) {
                     Ok(()) => is_late && read.plan.runs.is_empty() && !read.plan.is_whole(),

@@ -7,12 +7,14 @@
 //! operation is dropped.
 
 use std::any::Any;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use spindle_reactor::mem::{
     CacheFrames, CacheMemory, FRAME_BYTES, Filling, FrameWords, Pin, RegionError, Shard,
 };
+use spindle_target_card::{Agent, ForeignWrite};
 
 use super::counts::{AllCounts, HostCounts};
 use super::index::{Found, Index, Inserted, PageBuckets, Was, Write, mix};
@@ -34,6 +36,8 @@ const COUNTED_ALWAYS: u32 = 1 << 18;
 const COUNT_PERIOD: Duration = Duration::from_secs(1);
 /// Attempts to take the lock of a shard before the caller gives up.
 const LOCK_TRIES: u32 = 64;
+/// Most pages of a write that announces each page: 4 MiB. A longer write announces its range (`sweeps.rs`).
+pub(super) const ANNOUNCED_PAGES_MAX: u64 = 1024;
 /// Pages between one that is looked up and those whose buckets and whose frame word are prefetched. A line
 /// takes about 100 ns from memory, and a page 20 to 40 ns without such waits.
 const BUCKETS_AHEAD: u64 = 8;
@@ -59,6 +63,8 @@ pub(super) struct CacheShared {
     counted: Mutex<Option<(Instant, u32)>>,
     /// Time until all of the memory was resident. Empty until then, and if the kernel refused.
     pub(super) resident_after: Arc<OnceLock<Duration>>,
+    /// Of a disk that other hosts may write to: asked before a hit and before a fill. `None`: they do not.
+    pub(super) agent: Option<Arc<Agent>>,
     /// Mapping of the frames for the inner disk's device, until dropped; `None`: the device needs no mapping.
     pub(super) mapped: Option<Box<dyn Any + Send + Sync>>,
 }
@@ -140,6 +146,7 @@ impl CacheShared {
             counts: Arc::default(),
             sizes: Sizes::new(spec, shards * shard_frames),
             resident_after: Arc::default(),
+            agent: None,
             mapped: None,
         };
         Ok((shared, memory))
@@ -293,6 +300,40 @@ impl CacheShared {
     /// Drops all pages, after a resize or a possible change of the medium by others.
     pub(super) fn drop_all(&self) {
         self.sweeps.drop_all(&self.index, self.words());
+    }
+
+    /// Returns true if reads may be answered from the cache, and pages may enter: always without an agent.
+    /// Reads the clock.
+    #[inline]
+    pub(super) fn may_answer(&self) -> bool {
+        self.agent.as_ref().is_none_or(|agent| agent.has_lease())
+    }
+
+    /// Drops the pages of a write of another host, and keeps none of them until [`CacheShared::end_foreign`].
+    pub(super) fn begin_foreign(&self, pages: Range<u64>) -> ForeignWrite {
+        let (index, words) = (&self.index, self.words());
+        if pages.end - pages.start <= ANNOUNCED_PAGES_MAX {
+            pages.clone().for_each(|page| _ = index.begin_write(words, index.buckets(page)));
+            return ForeignWrite::Pages(pages);
+        }
+        let Some(mut sweep) = self.sweeps.begin(pages.clone()) else {
+            // All ranges are in use, by writes that may take long.
+            self.sweeps.begin_all(&pages, index, words);
+            return ForeignWrite::All;
+        };
+        while !self.sweeps.step(&mut sweep, index, words) {}
+        ForeignWrite::Swept(sweep.at)
+    }
+
+    /// Ends a write of [`CacheShared::begin_foreign`].
+    pub(super) fn end_foreign(&self, write: ForeignWrite) {
+        match write {
+            ForeignWrite::Pages(pages) => {
+                pages.for_each(|page| self.index.end_write(self.index.buckets(page)))
+            }
+            ForeignWrite::Swept(at) => self.sweeps.end_at(at),
+            ForeignWrite::All => self.sweeps.end_all(),
+        }
     }
 }
 

@@ -35,10 +35,10 @@ const FRAMES_A_STEP: u32 = 1024;
 
 /// Ranges of pages whose fills must not be published now. See the module.
 pub(super) struct Sweeps<W = AtomicU64> {
-    /// Lower 32 bits: sweeps in progress. Upper 32 bits: sweeps begun so far. Calls of [`Sweeps::drop_all`]
-    /// count as sweeps.
+    /// Lower 32 bits: sweeps in progress. Upper 32 bits: sweeps begun so far. Those of
+    /// [`Sweeps::begin_all`] count as sweeps.
     count: W,
-    /// Number of calls of [`Sweeps::drop_all`] in progress.
+    /// Number of sweeps of [`Sweeps::begin_all`] in progress.
     all: W,
     /// Entries: last unit (upper 32 bits) and first unit (lower 32 bits), or [`NONE`].
     ranges: Box<[W]>,
@@ -49,7 +49,7 @@ pub(super) struct Sweeps<W = AtomicU64> {
 pub(super) struct Sweep {
     pages: Range<u64>,
     /// Index in [`Sweeps::ranges`].
-    at: usize,
+    pub(super) at: usize,
     /// Next page to drop (relative to the range), or next frame to examine.
     next: u64,
 }
@@ -113,15 +113,30 @@ impl<W: AtomicWord> Sweeps<W> {
 
     /// Ends a sweep and frees its range. Called after the write has ended or was cancelled.
     pub(super) fn end(&self, sweep: &Sweep) {
-        self.ranges[sweep.at].store(NONE, Ordering::Release);
+        self.end_at(sweep.at);
+    }
+
+    /// As [`Sweeps::end`], by [`Sweep::at`].
+    pub(super) fn end_at(&self, at: usize) {
+        self.ranges[at].store(NONE, Ordering::Release);
         self.count.fetch_add(1_u64.wrapping_neg(), Ordering::AcqRel);
     }
 
     /// Drops all pages and dooms all fills in progress.
     pub(super) fn drop_all(&self, index: &Index<W>, words: &FrameWords<W>) {
+        self.begin_all(&(0..u64::MAX), index, words);
+        self.end_all();
+    }
+
+    /// Drops `pages`. Until [`Sweeps::end_all`] no fill of any page is published.
+    pub(super) fn begin_all(&self, pages: &Range<u64>, index: &Index<W>, words: &FrameWords<W>) {
         self.all.fetch_add(1, Ordering::AcqRel);
         self.count.fetch_add(SWEEP + 1, Ordering::AcqRel);
-        drop_frames(0..words.len(), &(0..u64::MAX), index, words);
+        drop_frames(0..words.len(), pages, index, words);
+    }
+
+    /// Ends a sweep of [`Sweeps::begin_all`].
+    pub(super) fn end_all(&self) {
         self.all.fetch_add(1_u64.wrapping_neg(), Ordering::AcqRel);
         self.count.fetch_add(1_u64.wrapping_neg(), Ordering::AcqRel);
     }

@@ -17,11 +17,13 @@
 //! as the registration of the cache's memory, is valid on the core.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::mem::{Buf, Pool};
+use spindle_target_card::{CachedPages, ForeignWrite};
 
 use super::core::CachedChannel;
 use super::shared::CacheShared;
@@ -154,6 +156,25 @@ impl Switch {
         };
         now.stage = next;
         self.generation.store(generation + 1, Ordering::Release);
+    }
+}
+
+/// Writes of other hosts to a disk with an agent, whose cache does not change while it is open.
+impl CachedPages for Switch {
+    fn begin_foreign(&self, pages: Range<u64>) -> ForeignWrite {
+        let cache = self.lock().stage.cache().cloned();
+        cache.map_or(ForeignWrite::Pages(0..0), |cache| cache.begin_foreign(pages))
+    }
+
+    fn end_foreign(&self, write: ForeignWrite) {
+        let cache = self.lock().stage.cache().cloned();
+        if let Some(cache) = cache {
+            cache.end_foreign(write);
+        }
+    }
+
+    fn drop_all(&self) {
+        Switch::drop_all(self);
     }
 }
 

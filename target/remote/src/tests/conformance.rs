@@ -70,7 +70,7 @@ impl Rig for FarRig {
                 break;
             };
             let result = self.execute(&at.sqe, at.data.as_mut());
-            let completion = FarCompletion { index: at.index, result, buf: at.data };
+            let completion = FarCompletion { index: at.index, result, buf: at.data, keeps: false };
             script(|script| script.answers.push((at.qid, at.number, completion)));
         }
         self.world.now

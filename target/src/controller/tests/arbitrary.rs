@@ -156,6 +156,7 @@ fn admin(world: &World, controller: &mut Controller, sqe: &Sqe) {
             assert_ne!(status.code(), Status::INVALID_OPCODE);
         }
         (Ok(need), Outcome::ParkAsyncEvent | Outcome::Abort { .. }) => assert_eq!(need, Need::NONE),
+        (Ok(need), Outcome::Next { .. }) => assert_eq!((need.bytes, need.memory), (4096, 0)),
         (Ok(need), Outcome::EndFormer { token }) => assert!(need == Need::NONE && token != 0),
     }
 }

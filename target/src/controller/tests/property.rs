@@ -9,7 +9,10 @@ fn get(world: &World, controller: &mut Controller, size8: bool, offset: u32) -> 
     match controller.property(&world.cx(), &Sqe::property_get(1, size8, offset)).0 {
         Outcome::Reply { status: Status::SUCCESS, result, .. } => Ok(result),
         Outcome::Reply { status, field, .. } => Err((status, field)),
-        Outcome::ParkAsyncEvent | Outcome::Abort { .. } | Outcome::EndFormer { .. } => unreachable!(),
+        Outcome::ParkAsyncEvent
+        | Outcome::Abort { .. }
+        | Outcome::EndFormer { .. }
+        | Outcome::Next { .. } => unreachable!(),
     }
 }
 

@@ -32,6 +32,10 @@ fn samples() -> Vec<Sample> {
         sample("[[disk]]", "nam", "name = \"d\"\nkind = \"null\"\nsize = \"1MiB\"\n"),
         Sample { rest: in_disk("file"), ..sample("[disk.cache]", "modes", "size = \"1MiB\"\n") },
         Sample { rest: in_disk("ram"), ..sample("[disk.delay]", "seek", "latency_us = 100\n") },
+        Sample {
+            rest: in_disk("ram"),
+            ..sample("[disk.cluster]", "agent", "agents = [\"nqn.2026-01.test:a\"]\n")
+        },
         sample("[[listener]]", "adress", "address = \"127.0.0.1:4421\"\n"),
         sample("[[subsystem]]", "host", "nqn = \"nqn.2026-01.test:t\"\nallow_any_host = true\n"),
         Sample { rest: subsystem, ..sample("[[subsystem.namespace]]", "nssid", "nsid = 1\ndisk = \"n\"\n") },

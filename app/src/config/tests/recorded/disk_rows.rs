@@ -72,4 +72,11 @@ pub const DISK_ROWS: &[Row] = &[
     row("disk.delay.latency_us", "200 | 0").of(RAM).with("seek_us = 1"),
     row("disk.delay.bandwidth", r#""100MiB" | 1 | "1EiB" | "fast" | true"#).of(KINDS_ALL),
     row("disk.delay.seek_us", r#"8000 | 0 | 1000000000 | -1 | "8000""#).of(KINDS_ALL),
+    row(
+        "disk.cluster.agents",
+        r#"["nqn.2026-01.test:a"] | ["nqn.2026-01.test:a", "nqn.2026-01.test:b"] | [] | ["a"]
+        | "nqn.2026-01.test:a" | 1"#,
+    )
+    .of(&["ram", "file"])
+    .from("[\"nqn.2026-01.test:z\"]"),
 ];

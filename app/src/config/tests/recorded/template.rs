@@ -110,6 +110,7 @@ fn text_of(section: &str, key: &str, kind: &str) -> String {
             let delay = place("[disk.delay]", "latency_us = 100\n");
             [disk("d", kind), delay, served("d")].concat()
         }
+        "disk.cluster" => [disk("d", kind), place("[disk.cluster]", ""), served("d")].concat(),
         "listener" => {
             let listener = place("[[listener]]", "address = \"127.0.0.1:4420\"\n");
             let second = "[[listener]]\naddress = \"127.0.0.1:4421\"\nname = \"second\"\n";

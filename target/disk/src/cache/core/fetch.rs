@@ -97,6 +97,9 @@ impl CachedChannel {
     }
 
     fn fetch(&mut self, client: u16, fetch: Fetch) {
+        if !self.cache.shared.may_answer() {
+            return;
+        }
         let pages = self.inner.geometry().bytes() / FRAME;
         for piece in 0..i64::from(fetch.count) {
             let first = fetch.step.checked_mul(piece).and_then(|step| fetch.first.checked_add_signed(step));

@@ -5,15 +5,13 @@ use spindle_reactor::mem::{Buf, FRAME_BYTES};
 
 use super::super::counts::NO_HOST;
 use super::super::policy::InsertReason;
-use super::super::shared::{Admission, CacheShared, Stay};
+use super::super::shared::{ANNOUNCED_PAGES_MAX, Admission, CacheShared, Stay};
 use super::{CachedChannel, CoreCache, Entry, FRAME};
 use crate::layer::Call;
 use crate::{BlockRange, Done, IoRequest, Op, Token};
 
 /// Most pages of one write that are entered again after the write: 128 KiB. The core copies each of them.
 const STAYS_MAX: usize = 32;
-/// Most pages of a write that announces each page: 4 MiB. A longer write announces its range (`sweeps.rs`).
-const ANNOUNCED_PAGES_MAX: u64 = 1024;
 
 impl CoreCache {
     pub(super) fn end_write(&mut self, pages: std::ops::Range<u64>, mut stays: Vec<Stay>) {
