@@ -588,8 +588,8 @@ impl<T: Transport> TargetCore<T> {
         &mut self.env.notices
     }
 
-    /// True when the core may sleep until input arrives: no retry may succeed, and no message, output or disk
-    /// command of this core is pending.
+    /// True when the core may sleep until input arrives: no retry may succeed, no message or output of this
+    /// core is pending, and no disk must be polled.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
         let may_succeed = |id: &ConnectionId| {
@@ -599,7 +599,7 @@ impl<T: Transport> TargetCore<T> {
         !self.waiting.iter().any(may_succeed)
             && self.env.outbox.is_empty()
             && self.send_ready.iter().all(Vec::is_empty)
-            && self.is_disk_idle()
+            && self.env.disks.iter().flatten().all(|disk| disk.may_sleep())
     }
 
     /// True when no disk has commands of this core in flight.

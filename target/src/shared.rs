@@ -17,9 +17,9 @@ use spindle_nvme_transport::Peer;
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::lock::Lock;
 use spindle_reactor::mem::SealedFrames;
+pub use spindle_target_card::Wake;
 
 use self::membership::DiskMembership;
-pub use self::membership::Wake;
 
 /// Most I/O queues of one controller: the number of bits in the bit map of [`ControllerShared`].
 pub const IO_QUEUES_MAX: u16 = 128;

@@ -7,10 +7,22 @@ use spindle_tests::sim;
 
 /// Commands of one seed.
 const COMMANDS: u64 = 700;
-const SEEDS: u64 = 300;
+const SEEDS: u64 = 1500;
 
 /// What must have happened: what did not was not tested.
-const LEAST: [(&str, u64); 3] = [("hits", 1), ("registered", 1), ("cuts", 1)];
+const LEAST: [(&str, u64); 11] = [
+    ("hits", 60_000),
+    ("registered", 60_000),
+    ("register refused", 30_000),
+    ("doomed fills", 150_000),
+    ("written pages that stayed", 300),
+    ("cuts", 5000),
+    ("restarts", 400),
+    ("suspends", 3500),
+    ("hung managers", 3500),
+    ("hung cores", 7000),
+    ("silent members", 1500),
+];
 
 fn seeds(seeds: impl Iterator<Item = u64>) -> Report {
     let mut total = Report::default();

@@ -303,7 +303,8 @@ impl Transport for Conn {
         if self.wire.lifetime.is_open() { self.cancel_fetch(slot) } else { false }
     }
 
-    #[inline]
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "a part of the data path, in one place of it")]
     fn take_in_capsule(&mut self, buf: &mut Buf) -> bool {
         let Receiving::PendingCapsule(pending) = &self.wire.receiving else { return false };
         let is_plain = !pending.frame.data_digest && pending.frame.data_bytes as usize == buf.len();

@@ -214,17 +214,16 @@ impl Inbox {
 
     /// Fills `buf` from the batch and drops the copied bytes. Returns false, without effect, if the batch has
     /// fewer bytes or the carry is not empty.
-    #[inline]
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "a part of the data path, in one place of it")]
     pub(crate) fn copy_whole_to(&mut self, buf: &mut Buf) -> bool {
-        let Some(bytes) = self.peek_batch_bytes(buf.len()) else { return false };
+        if !self.carry.is_empty() {
+            return false;
+        }
+        let Some(bytes) = self.batch.unread().get(..buf.len()) else { return false };
         buf.copy_in(0, bytes);
         self.batch.consume(buf.len());
         true
-    }
-
-    #[inline]
-    fn peek_batch_bytes(&self, count: usize) -> Option<&[u8]> {
-        if self.carry.is_empty() { self.batch.unread().get(..count) } else { None }
     }
 
     /// As [`Inbox::peek`] with a carry that is not empty: moves missing bytes from the batch to the carry.

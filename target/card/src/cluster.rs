@@ -2,8 +2,8 @@
 //! have its pages have dropped them. [`Membership`]: a controller that has joined.
 
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use nvme_spec::Nqn;
 use nvme_spec::cluster::{MEMBERS_MAX, NextData, Notice, PAGE_SHIFT};
@@ -43,6 +43,10 @@ pub struct Cluster {
     /// End of the wait after the start.
     writes_from: Nanos,
     numbers: AtomicU32,
+    /// Cores that sleep while writes of theirs wait for members, or are about to, a bit each.
+    waiting: AtomicU64,
+    /// What wakes a core. Set by the first join.
+    wake: OnceLock<Wake>,
 }
 
 /// Removal of the registrations of members that are gone.
@@ -91,6 +95,14 @@ pub struct ClusterWrite {
     answered: usize,
 }
 
+impl ClusterWrite {
+    /// Returns true if the write waits for members only, not for a place or for the end of a search.
+    #[must_use]
+    pub fn knows_members(&self) -> bool {
+        matches!(self.marked, Marked::Short | Marked::LongDone(_))
+    }
+}
+
 impl Cluster {
     /// Creates the cluster of a disk of `bytes` bytes. `agents`: the hosts that may join. Writes wait until
     /// `writes_from`: [`START_WAIT`] after the start of the process.
@@ -105,6 +117,8 @@ impl Cluster {
             agents: Lock::new(agents),
             writes_from,
             numbers: AtomicU32::new(0),
+            waiting: AtomicU64::new(0),
+            wake: OnceLock::new(),
         })
     }
 
@@ -115,7 +129,8 @@ impl Cluster {
     }
 
     /// Adds a member, whose former membership `former` (0: none) is over: it has dropped the pages of that.
-    /// `wake`: called for each entry of an empty queue, under its lock.
+    /// `wake`: what wakes a core, and the core that sends the entries: woken for each entry of an empty
+    /// queue, under its lock.
     ///
     /// # Errors
     /// [`JoinError`].
@@ -124,7 +139,7 @@ impl Cluster {
         host: Nqn,
         (incarnation, former): (u64, u64),
         now: Nanos,
-        wake: Wake,
+        wake: (Wake, usize),
     ) -> Result<Membership, JoinError> {
         if !self.agents.lock().contains(&host) {
             return Err(JoinError::NotAllowed);
@@ -135,7 +150,8 @@ impl Cluster {
             let mut has = member.owner.lock();
             match &*has {
                 Some(other) if former != 0 && (other.host, other.incarnation) == (host, former) => {
-                    member.end()
+                    member.end();
+                    self.wake_waiting();
                 }
                 None if place.is_none() => {
                     *has = Some(owner);
@@ -145,6 +161,7 @@ impl Cluster {
             }
         }
         let (number, member) = place.ok_or(JoinError::Full)?;
+        let _ = self.wake.set(Arc::clone(&wake.0));
         member.begin(now, wake);
         self.active.fetch_or(1 << number, Ordering::AcqRel);
         Ok(Membership { cluster: Arc::clone(self), number, has_answered: AtomicBool::new(false) })
@@ -230,6 +247,28 @@ impl Cluster {
                 write.to_tell &= !(1 << number);
             }
             write.told.extend(told);
+        }
+    }
+
+    /// Asks that `core` is woken when a member has acknowledged something, has room again, or has left,
+    /// after this call. The end of a lease wakes nobody. Returns false if it is not woken: its index is
+    /// above 63.
+    ///
+    /// Called before the looks of [`Cluster::step_write`]: both sides exchange the same word, so a member
+    /// that has answered after the look finds the core in it.
+    #[cold]
+    #[must_use]
+    pub fn wake_when_answered(&self, core: usize) -> bool {
+        let is_named = core < 64;
+        self.waiting.fetch_or(u64::from(is_named) << (core % 64), Ordering::AcqRel);
+        is_named
+    }
+
+    fn wake_waiting(&self) {
+        let mut cores = self.waiting.swap(0, Ordering::AcqRel);
+        while let (true, Some(wake)) = (cores != 0, self.wake.get()) {
+            wake(cores.trailing_zeros() as usize);
+            cores &= cores - 1;
         }
     }
 
@@ -327,7 +366,9 @@ impl Membership {
     /// not sent.
     #[must_use]
     pub fn acknowledge(&self, sequence: u64) -> bool {
-        self.member().acknowledge(sequence)
+        let is_known = self.member().acknowledge(sequence);
+        self.cluster.wake_waiting();
+        is_known
     }
 
     /// Renews the lease for a Next that arrived at `now` or before. Returns false if the member is over.
@@ -348,6 +389,7 @@ impl Membership {
     pub fn take(&self, data: &mut NextData) {
         self.has_answered.store(true, Ordering::Relaxed);
         self.member().take(data);
+        self.cluster.wake_waiting();
     }
 
     /// Returns true if the member is over at `now`.
@@ -365,6 +407,7 @@ impl Membership {
     /// The member has dropped all pages (Leave).
     pub fn leave(&self) {
         self.member().end();
+        self.cluster.wake_waiting();
     }
 }
 

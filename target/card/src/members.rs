@@ -10,6 +10,7 @@
 //! Sequences of a queue go on over its members: an entry for a former one counts as acknowledged.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use nvme_spec::Nqn;
@@ -37,12 +38,12 @@ pub(crate) struct Queue {
     unacknowledged: VecDeque<(u64, Nanos)>,
     /// Writes whose Invalidate was entered and whose Done was not.
     open: usize,
-    /// `None`: nobody has the place.
-    wake: Option<Wake>,
+    /// What wakes the core that sends the entries, and its index. `None`: nobody has had the place.
+    wake: Option<(Wake, usize)>,
 }
 
-/// Wakes the core that sends the entries of a member, if it sleeps.
-pub type Wake = Box<dyn Fn() + Send + Sync>;
+/// Wakes the core with this index, if it sleeps.
+pub type Wake = Arc<dyn Fn(usize) + Send + Sync>;
 
 /// A place for a member.
 pub(crate) struct Member {
@@ -89,7 +90,7 @@ impl Member {
     }
 
     /// Begins the lease of a new member. Its place is free.
-    pub(crate) fn begin(&self, now: Nanos, wake: Wake) {
+    pub(crate) fn begin(&self, now: Nanos, wake: (Wake, usize)) {
         let mut queue = self.queue.lock();
         queue.wake = Some(wake);
         queue.entries.clear();
@@ -151,8 +152,8 @@ impl Member {
     }
 
     fn enter(&self, queue: &mut Queue, notice: Notice, now: Nanos) -> u64 {
-        if let (true, Some(wake)) = (queue.entries.is_empty(), &queue.wake) {
-            wake();
+        if let (true, Some((wake, core))) = (queue.entries.is_empty(), &queue.wake) {
+            wake(*core);
         }
         queue.entries.push_back((notice, now));
         self.queued.fetch_add(1, Ordering::AcqRel) + 1

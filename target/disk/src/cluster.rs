@@ -78,6 +78,8 @@ impl Disk for ClusterDisk {
                 now: Nanos::ZERO,
             },
             waiting: VecDeque::with_capacity(depth),
+            must_step: false,
+            core: context.core,
             ready: VecDeque::with_capacity(depth),
         }))
     }
@@ -146,6 +148,9 @@ struct ClusterChannel {
     shift: u32,
     /// Indices of the writes that wait for members, in order of submission.
     waiting: VecDeque<u32>,
+    /// One of them does not wait for members only, or this core is not woken when a member has answered.
+    must_step: bool,
+    core: usize,
     ready: VecDeque<Done>,
 }
 
@@ -171,6 +176,7 @@ impl ClusterChannel {
         }
         let slot = self.writes.commands.insert(Entry::Waiting { token, range, call, write, since: now });
         self.waiting.push_back(slot);
+        self.must_step = true;
         None
     }
 
@@ -201,12 +207,17 @@ impl ClusterChannel {
 
     /// Submits the writes whose members have all answered. Returns true if there was one.
     fn step_waiting(&mut self) -> bool {
+        if self.waiting.is_empty() {
+            return false;
+        }
         let (mut has_worked, now) = (false, self.writes.now);
+        self.must_step = !self.writes.cluster.wake_when_answered(self.core);
         for _ in 0..self.waiting.len() {
             let Some(slot) = self.waiting.pop_front() else { break };
             let Writes { cluster, commands, .. } = &mut self.writes;
             let Some(Entry::Waiting { write, .. }) = commands.get_mut(slot) else { continue };
             if !cluster.step_write(write, now) {
+                self.must_step |= !write.knows_members();
                 self.waiting.push_back(slot);
                 continue;
             }
@@ -308,5 +319,10 @@ impl DiskChannel for ClusterChannel {
 
     fn in_flight(&self) -> usize {
         self.writes.commands.len() + self.ready.len()
+    }
+
+    fn may_sleep(&self) -> bool {
+        let is_watched = self.waiting.is_empty() || !self.must_step;
+        is_watched && self.ready.is_empty() && self.inner.may_sleep()
     }
 }

@@ -499,6 +499,12 @@ pub trait DiskChannel {
 
     /// Returns the number of submitted commands whose [`Done`] was not returned yet.
     fn in_flight(&self) -> usize;
+
+    /// Returns true if the core need not call [`DiskChannel::poll`] at once: all commands in flight wait for
+    /// what wakes the core, or for a time that may pass by some 50 ms.
+    fn may_sleep(&self) -> bool {
+        self.in_flight() == 0
+    }
 }
 
 #[cfg(test)]

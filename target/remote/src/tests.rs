@@ -17,6 +17,7 @@ use spindle_nvme_initiator::{
 };
 use spindle_reactor::clock::{Clock, Nanos};
 use spindle_reactor::mem::{Buf, Pages, Pool, ZoneSpec};
+use spindle_target_card::Agent;
 use spindle_target_disk::{
     BlockRange, ChannelContext, Disk, DiskChannel, DiskError, Done, Geometry, IoRequest, Op, OptimisticReads,
     Token, Waited,
@@ -222,10 +223,10 @@ fn shape() -> Shape {
 
 impl World {
     fn new(cores: usize) -> World {
-        World::of(cores, None)
+        World::of(cores, None, None)
     }
 
-    fn of(cores: usize, optimistic: Option<OptimisticOptions>) -> World {
+    fn of(cores: usize, optimistic: Option<OptimisticOptions>, agent: Option<Arc<Agent>>) -> World {
         let target = Target {
             transport: TransportKind::Tcp,
             address: "192.0.2.1:4420".parse().expect("an address"),
@@ -240,7 +241,7 @@ impl World {
             command_timeout: Duration::from_secs(25),
             quiesce: Duration::ZERO,
             optimistic,
-            is_clustered: false,
+            is_clustered: agent.is_some(),
         };
         let facts = RemoteFacts {
             model: "model".to_owned(),
@@ -250,7 +251,7 @@ impl World {
             identity: Identity::default(),
         };
         let (disk, control) =
-            RemoteDisk::with_far("far", &spec, facts, shape(), (Oncs::from_bits(0xffff), None));
+            RemoteDisk::with_far("far", &spec, facts, shape(), (Oncs::from_bits(0xffff), agent));
         let zones =
             [ZoneSpec { buffer_bytes: 4096, count: 32 }, ZoneSpec { buffer_bytes: 1 << 18, count: 4 }];
         let pool = Pool::new(&zones, Pages::Base).expect("a pool");
@@ -339,6 +340,22 @@ fn newer_commands_of_other_cores_wait_until_a_lost_write_is_answered_and_fenced(
     world.control.over(1);
     world.turn();
     assert_eq!(world.at_far(), [100, 8, 8]);
+}
+
+#[test]
+fn a_lost_write_to_a_disk_of_several_writers_is_sent_again_when_the_first_cannot_land() {
+    let agent = Agent::new(1000 * 512, Box::new(Clock::now));
+    let mut world = World::of(1, None, Some(agent));
+    world.write(0, 1, 8);
+    world.lose(1);
+    world.up(2);
+    world.submit(0, 2, Op::Read, 100, 1);
+    assert_eq!(world.at_far(), [100], "the first may still land on a newer write of another host");
+    world.control.over(1);
+    world.turn();
+    assert_eq!(world.at_far(), [100, 8]);
+    world.answer(8);
+    assert_eq!(world.taken(), [(1, Ok(()))]);
 }
 
 #[test]

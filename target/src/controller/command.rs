@@ -207,7 +207,7 @@ impl Controller {
             return Err(Refusal::at(Status::COMMAND_SEQUENCE_ERROR, field::OPCODE));
         }
         let incarnations = (join.incarnation.get(), join.former.get());
-        let wake = cx.registry.waker(self.shared.admin_core);
+        let wake = (cx.registry.waker(), self.shared.admin_core);
         let joined = cluster.join(self.shared.host_nqn, incarnations, cx.now, wake);
         let joined = joined.map_err(|error| match error {
             JoinError::NotAllowed => Refusal::of(Status::OPERATION_DENIED, None),

@@ -123,19 +123,19 @@ impl<T: Transport> Qpair<T> {
     #[inline]
     fn write_fast_path(&mut self, id: ConnectionId, env: &mut Env, sqe: &Sqe, bytes: u32) -> bool {
         let Role::Io(role) = &self.role else { return false };
-        // A new command does not overtake those that wait for memory.
-        if env.disk_claims != 0 || self.has_waiting() {
+        // A new command does not overtake those that wait for memory. A member's takes the slab path, which
+        // names the member.
+        if env.disk_claims != 0 || self.has_waiting() || role.shared.is_member() {
             return false;
         }
         let core = env.core;
         let fua = io::is_fua(sqe) || !role.shared.is_write_cache_on();
-        let Some(Checked { namespace, disk, geometry, mut request }) =
+        let Some(Checked { namespace, disk, geometry, request }) =
             check(role, env, sqe, Op::Write { fua }, bytes)
         else {
             return false;
         };
         let Some(slot) = self.requests.next_id().filter(|_| !geometry.is_read_only) else { return false };
-        request.sender = role.shared.sender(Env::disk_index(namespace.disk));
         let Prepared::Fill(mut buf) = disk.prepare(&request, None) else { return false };
         if !self.transport.take_in_capsule(&mut buf) {
             return false;

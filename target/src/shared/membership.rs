@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use spindle_target_card::Membership;
 use spindle_target_disk::{Disk, Sender};
 
-use super::{ControllerShared, Registry};
+use super::{ControllerShared, Registry, Wake};
 use crate::snapshot::{Namespace, Subsystem};
 
 /// The membership of a controller, and its disk. While this exists, no other disk gets the index of the
@@ -29,24 +29,16 @@ fn member_word(disk: usize, number: u8) -> u64 {
     ((disk as u64) << 8 | u64::from(number)) + 1
 }
 
-/// Wakes the core with this index, if it sleeps. Called on reactor cores.
-pub type Wake = Arc<dyn Fn(usize) + Send + Sync>;
-
 impl Registry {
-    /// Sets how a core is woken for an entry of a member. Without it, the entry waits until the core wakes
-    /// by itself.
+    /// Sets how a core is woken for an entry of a member and for its answer. Without it, both wait until the
+    /// core wakes by itself. Called on reactor cores.
     pub fn set_wake(&self, wake: Wake) {
         let _ = self.wake.set(wake);
     }
 
-    /// Returns what wakes the core with this index.
-    pub(crate) fn waker(&self, core: usize) -> spindle_target_card::Wake {
-        let wake = self.wake.get().cloned();
-        Box::new(move || {
-            if let Some(wake) = &wake {
-                wake(core);
-            }
-        })
+    /// Returns what wakes a core.
+    pub(crate) fn waker(&self) -> Wake {
+        self.wake.get().cloned().unwrap_or_else(|| Arc::new(|_| ()))
     }
 }
 
@@ -54,6 +46,11 @@ impl ControllerShared {
     /// Returns the sender of a write to the disk with this index.
     #[inline]
     pub(crate) fn sender(&self, disk: usize) -> Sender {
+        if self.is_member() { self.member_sender(disk) } else { Sender::HOST }
+    }
+
+    #[cold]
+    fn member_sender(&self, disk: usize) -> Sender {
         self.member(disk).map_or(Sender::HOST, Sender::of_member)
     }
 
@@ -70,6 +67,7 @@ impl ControllerShared {
     }
 
     /// Returns true if the controller has joined, also if the member is over.
+    #[inline]
     pub(crate) fn is_member(&self) -> bool {
         self.member.load(Ordering::Relaxed) != 0
     }

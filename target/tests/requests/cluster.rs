@@ -251,6 +251,29 @@ fn a_member_that_leaves_is_not_waited_for_and_may_join_again_after_a_reset() {
 }
 
 #[test]
+fn a_number_is_not_used_again_while_the_queues_of_its_controller_live() {
+    let mut world = World::on_ram(1);
+    world.joined();
+    let late = world.member.io.clone();
+    world.rig.send(&late, Sqe::write(1, 1, 3, 1, false), 4096);
+    assert_ok(&world.rig.run(&world.member.admin.clone(), Sqe::leave(12), &[]));
+    world.rig.pass(Nanos::from_secs(3));
+    std::mem::swap(&mut world.member, &mut world.other);
+    let answer = world.join();
+    assert_ok(&answer);
+    let joined = Joined::from_bits(u32::try_from(answer.result).expect("a dword"));
+    assert_eq!(joined.number(), 1, "the write of the other is one of number 0");
+    world.next(10, 0);
+    assert_eq!(world.answered(10), (0, vec![]));
+    world.next(11, 0);
+    assert_eq!(world.register(3), (0, true));
+    world.rig.bring(&late, 1, &[7; 4096]);
+    let (_, notices) = world.answered(11);
+    assert!(matches!(notices[..], [Notice::Invalidate { first: 3, pages: 1, .. }]), "{notices:?}");
+    world.rig.finish();
+}
+
+#[test]
 fn waiting_writes_end_with_their_queue() {
     let mut world = World::on_ram(2);
     world.joined();

@@ -278,7 +278,7 @@ impl World {
         let agent = lock(&self.wire).links[link].agent;
         let is_member = self.controller(link).membership.is_some();
         let joined = (!is_member)
-            .then(|| self.cluster.join(self.hosts[agent], (incarnation, former), now, Box::new(|| ())));
+            .then(|| self.cluster.join(self.hosts[agent], (incarnation, former), now, (Arc::new(|_| ()), 0)));
         let joined = joined.and_then(Result::ok).map(|membership| {
             let answer = Joined::new().with_number(membership.number());
             let answer = answer.with_extent_shift(membership.extent_shift());

@@ -16,7 +16,7 @@ fn cluster() -> (Arc<Cluster>, Nanos) {
 }
 
 fn join(cluster: &Arc<Cluster>, name: &str, incarnation: u64, now: Nanos) -> Membership {
-    cluster.join(host(name), (incarnation, 0), now, Box::new(|| ())).expect("it may join")
+    cluster.join(host(name), (incarnation, 0), now, (Arc::new(|_| ()), 0)).expect("it may join")
 }
 
 /// The answer to a Next that is sent now.
@@ -97,14 +97,14 @@ fn a_member_that_leaves_or_comes_again_is_over_at_once() {
         assert!(cluster.register(&(0..16), a.number(), now));
         let mut write = begin(&cluster, 0..1, None);
         assert!(!cluster.step_write(&mut write, now));
-        let stranger = cluster.join(host("b"), (8, 7), now, Box::new(|| ())).expect("it may join");
+        let stranger = cluster.join(host("b"), (8, 7), now, (Arc::new(|_| ()), 0)).expect("it may join");
         assert!(!cluster.step_write(&mut write, now), "another host does not speak for it");
         let again = match leaves {
             true => {
                 a.leave();
                 None
             }
-            false => Some(cluster.join(host("a"), (9, 7), now, Box::new(|| ())).expect("it may join")),
+            false => Some(cluster.join(host("a"), (9, 7), now, (Arc::new(|_| ()), 0)).expect("it may join")),
         };
         assert!(cluster.step_write(&mut write, now));
         cluster.end_write(write, now);
@@ -117,12 +117,15 @@ fn a_member_that_leaves_or_comes_again_is_over_at_once() {
 fn numbers_are_used_again_when_nothing_of_the_former_member_is_left() {
     let (cluster, now) = cluster();
     let members: Vec<_> = (1..=64).map(|incarnation| join(&cluster, "a", incarnation, now)).collect();
-    assert_eq!(cluster.join(host("b"), (99, 0), now, Box::new(|| ())).err(), Some(JoinError::Full));
-    assert_eq!(cluster.join(host("c"), (99, 0), now, Box::new(|| ())).err(), Some(JoinError::NotAllowed));
+    assert_eq!(cluster.join(host("b"), (99, 0), now, (Arc::new(|_| ()), 0)).err(), Some(JoinError::Full));
+    assert_eq!(
+        cluster.join(host("c"), (99, 0), now, (Arc::new(|_| ()), 0)).err(),
+        Some(JoinError::NotAllowed)
+    );
     assert!(cluster.register(&(0..1 << 18), 63, now));
     drop(members);
     cluster.step(now);
-    assert!(cluster.join(host("b"), (99, 0), now, Box::new(|| ())).is_err(), "they have leases");
+    assert!(cluster.join(host("b"), (99, 0), now, (Arc::new(|_| ()), 0)).is_err(), "they have leases");
     let later = now + LEASE + CLEAR_PERIOD;
     for _ in 0..100 {
         cluster.step(later);

@@ -1,5 +1,7 @@
 //! Tests of the cluster layer.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use nvme_spec::Nqn;
 use nvme_spec::cluster::NextData;
 use spindle_reactor::mem::Pages;
@@ -28,7 +30,7 @@ fn ram() -> Arc<dyn Disk> {
 
 /// A member that has the first extent.
 fn member(cluster: &Arc<Cluster>, driver: &mut Driver) -> Membership {
-    let member = cluster.join(host(), (1, 0), Nanos(1), Box::new(|| ())).expect("it may join");
+    let member = cluster.join(host(), (1, 0), Nanos(1), (Arc::new(|_| ()), 0)).expect("it may join");
     assert!(driver.disk.register(FIRST, member.number()));
     member
 }
@@ -92,6 +94,36 @@ fn every_way_to_change_a_block_waits_for_the_member() {
     assert_eq!(driver.read(0, 1).expect("a read"), [6; 4096]);
     // Done of the last one, and no more.
     acknowledge(&member);
+}
+
+#[test]
+fn a_core_may_sleep_while_writes_wait_and_each_answer_wakes_it() {
+    let (disk, cluster) = clustered(ram());
+    let mut driver = Driver::new(&*disk);
+    let woken = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&woken);
+    let wake: spindle_target_card::Wake = Arc::new(move |core| {
+        assert!(core == 0 || core == 9, "{core}");
+        count.fetch_add(usize::from(core == 0), Ordering::Relaxed);
+    });
+    let member = cluster.join(host(), (1, 0), Nanos(1), (wake, 9)).expect("it may join");
+    for pages in [1, 200] {
+        assert!(driver.disk.register(FIRST, member.number()) && driver.disk.may_sleep());
+        let range = BlockRange { lba: 0, blocks: pages };
+        let token = driver.submit(Op::WriteZeroes { deallocate: false, fua: false }, range, &[]);
+        assert!(!driver.disk.may_sleep(), "an answer before the next poll wakes nobody");
+        (0..3).for_each(|_| _ = driver.poll());
+        assert!(driver.disk.may_sleep() && driver.try_end(token).is_none());
+        let before = woken.load(Ordering::Relaxed);
+        acknowledge(&member);
+        assert!(woken.load(Ordering::Relaxed) > before, "the room and the answer");
+        assert_eq!(driver.wait(token).result, Ok(()));
+        acknowledge(&member);
+    }
+    let (rest, token) = (woken.load(Ordering::Relaxed), driver.submit(Op::Deallocate, FIRST, &[]));
+    (0..3).for_each(|_| _ = driver.poll());
+    member.leave();
+    assert_eq!((woken.load(Ordering::Relaxed), driver.wait(token).result), (rest + 1, Ok(())));
 }
 
 #[test]

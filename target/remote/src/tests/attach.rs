@@ -5,7 +5,7 @@ use crate::attach::LONGEST_WAIT;
 
 fn world(cores: usize) -> World {
     script(|script| script.is_optimistic = true);
-    World::of(cores, Some(OptimisticOptions::default()))
+    World::of(cores, Some(OptimisticOptions::default()), None)
 }
 
 impl World {
@@ -58,7 +58,7 @@ fn nothing_is_asked_for_without_the_key_or_without_a_far_target_that_has_it() {
     world.turn();
     assert_eq!((world.control.next_grant(1), world.disk.optimistic_reads()), (None, None));
     script(|script| script.is_optimistic = false);
-    let mut world = World::of(1, Some(OptimisticOptions::default()));
+    let mut world = World::of(1, Some(OptimisticOptions::default()), None);
     world.pass(Nanos::from_secs(100));
     assert_eq!((world.control.next_grant(1), world.attached()), (None, 0));
 }
