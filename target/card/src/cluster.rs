@@ -171,6 +171,28 @@ impl Cluster {
         &self.members[usize::from(number) % MEMBERS_MAX]
     }
 
+    /// Begins a write of a few pages that nobody has, and returns true: it goes to the disk at once, and
+    /// [`Cluster::end_free`] ends it. False: nothing was begun; the caller calls [`Cluster::begin_write`].
+    #[inline]
+    #[must_use]
+    pub fn begin_free(&self, pages: &Range<u64>, sender: Option<u8>, now: Nanos) -> bool {
+        if pages.end - pages.start > SHORT_PAGES_MAX || now < self.writes_from {
+            return false;
+        }
+        let members = self.directory.begin_short(pages);
+        let is_free = members & !sender.map_or(0, |sender| 1 << sender) == 0;
+        if !is_free {
+            self.directory.end_short(pages);
+        }
+        is_free
+    }
+
+    /// Ends a write that [`Cluster::begin_free`] began, after the disk has ended it.
+    #[inline]
+    pub fn end_free(&self, pages: &Range<u64>) {
+        self.directory.end_short(pages);
+    }
+
     /// Begins a write: from now on no member may keep pages of it that it reads. `sender`: the member that
     /// sends it, which is not told. [`Cluster::step_write`] says when it goes to the disk.
     #[inline]

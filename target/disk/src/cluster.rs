@@ -20,6 +20,7 @@
 mod tests;
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
 use spindle_reactor::clock::Nanos;
@@ -69,15 +70,16 @@ impl Disk for ClusterDisk {
     fn open(&self, context: &ChannelContext) -> Result<Box<dyn DiskChannel>, OpenError> {
         let (inner, depth) = (self.inner.open(context)?, context.depth as usize);
         Ok(Box::new(ClusterChannel {
-            shift: block_shift(inner.geometry().block_bytes),
-            inner,
             writes: Writes {
+                shift: block_shift(inner.geometry().block_bytes),
                 cluster: Arc::clone(&self.cluster),
                 commands: Commands::with_capacity(depth),
+                waiting: VecDeque::with_capacity(depth),
+                told: Commands::with_capacity(depth),
                 lists: Vec::with_capacity(depth),
                 now: Nanos::ZERO,
             },
-            waiting: VecDeque::with_capacity(depth),
+            inner,
             must_step: false,
             core: context.core,
             ready: VecDeque::with_capacity(depth),
@@ -102,25 +104,55 @@ impl Disk for ClusterDisk {
     }
 }
 
+#[derive(Clone, Copy)]
 enum Entry {
     /// At the inner disk, and no write.
     Passed(Token),
-    /// A write that waits for members.
-    Waiting { token: Token, range: BlockRange, call: Call, write: ClusterWrite, since: Nanos },
-    /// A write at the inner disk.
-    Written(Token, BlockRange, ClusterWrite),
+    /// A write at the inner disk that nobody was told of.
+    Free(Token, BlockRange),
+    /// A write at the inner disk that waited, and its index in [`Writes::told`].
+    Told(Token, BlockRange, u32),
+}
+
+/// A write that waits for members.
+struct Waiting {
+    token: Token,
+    range: BlockRange,
+    call: Call,
+    write: ClusterWrite,
+    since: Nanos,
 }
 
 /// The commands in flight of a core.
 struct Writes {
+    shift: u32,
     cluster: Arc<Cluster>,
+    /// Those at the inner disk.
     commands: Commands<Entry>,
+    /// In order of submission. Not among `commands`, as `told`: every command moves an entry of those.
+    waiting: VecDeque<Waiting>,
+    told: Commands<ClusterWrite>,
     /// Emptied lists of former writes.
     lists: Vec<Vec<Told>>,
     now: Nanos,
 }
 
 impl Writes {
+    fn pages(&self, range: BlockRange) -> Range<u64> {
+        let offset = range.offset(self.shift);
+        offset / FRAME..(offset + range.bytes(self.shift)).div_ceil(FRAME)
+    }
+
+    fn end_free(&self, range: BlockRange) {
+        self.cluster.end_free(&self.pages(range));
+    }
+
+    fn end_told(&mut self, told: u32) {
+        if let Some(write) = self.told.remove(told) {
+            self.end(write);
+        }
+    }
+
     fn end(&mut self, write: ClusterWrite) {
         let list = self.cluster.end_write(write, self.now);
         if list.capacity() > 0 {
@@ -132,9 +164,13 @@ impl Writes {
 impl Drop for Writes {
     /// Ends all writes. Runs after the drop of the inner disk, which waits for them.
     fn drop(&mut self) {
+        while let Some(Waiting { write, .. }) = self.waiting.pop_front() {
+            self.end(write);
+        }
         for slot in self.commands.numbers() {
             match self.commands.remove(slot) {
-                Some(Entry::Waiting { write, .. } | Entry::Written(_, _, write)) => self.end(write),
+                Some(Entry::Told(_, _, told)) => self.end_told(told),
+                Some(Entry::Free(_, range)) => self.end_free(range),
                 Some(Entry::Passed(_)) | None => {}
             }
         }
@@ -145,43 +181,38 @@ struct ClusterChannel {
     /// Declared first, so dropped first: see [`Writes::drop`].
     inner: Box<dyn DiskChannel>,
     writes: Writes,
-    shift: u32,
-    /// Indices of the writes that wait for members, in order of submission.
-    waiting: VecDeque<u32>,
-    /// One of them does not wait for members only, or this core is not woken when a member has answered.
+    /// A waiting write does not wait for members only, or this core is not woken when a member has answered.
     must_step: bool,
     core: usize,
     ready: VecDeque<Done>,
 }
 
 impl ClusterChannel {
-    fn pages(&self, range: BlockRange) -> std::ops::Range<u64> {
-        let offset = range.offset(self.shift);
-        offset / FRAME..(offset + range.bytes(self.shift)).div_ceil(FRAME)
-    }
-
-    fn pass(&mut self, token: Token, call: Call) -> Option<Done> {
-        let slot = self.writes.commands.insert(Entry::Passed(token));
-        self.call(token, slot, call)
-    }
-
+    /// Begins a write that must wait, or of which it is not known.
+    #[cold]
     fn write(&mut self, token: Token, range: BlockRange, sender: Option<u8>, call: Call) -> Option<Done> {
-        let pages = self.pages(range);
+        let pages = self.writes.pages(range);
         let list = self.writes.lists.pop().unwrap_or_default();
         let mut write = self.writes.cluster.begin_write(pages, sender, list);
         let now = self.writes.now;
         if self.writes.cluster.step_write(&mut write, now) {
-            let slot = self.writes.commands.insert(Entry::Written(token, range, write));
-            return self.call(token, slot, call);
+            return self.submit_told(token, range, call, write);
         }
-        let slot = self.writes.commands.insert(Entry::Waiting { token, range, call, write, since: now });
-        self.waiting.push_back(slot);
+        self.writes.waiting.push_back(Waiting { token, range, call, write, since: now });
         self.must_step = true;
         None
     }
 
-    /// Submits the command at `slot` to the inner disk.
-    fn call(&mut self, token: Token, slot: u32, call: Call) -> Option<Done> {
+    /// Submits a write whose members have all answered to the inner disk.
+    fn submit_told(
+        &mut self,
+        token: Token,
+        range: BlockRange,
+        call: Call,
+        write: ClusterWrite,
+    ) -> Option<Done> {
+        let told = self.writes.told.insert(write);
+        let slot = self.writes.commands.insert(Entry::Told(token, range, told));
         let done = call.submit(&mut *self.inner, inner_token(token.owner(), slot))?;
         Some(self.on_inner_done(done))
     }
@@ -189,45 +220,45 @@ impl ClusterChannel {
     fn on_inner_done(&mut self, done: Done) -> Done {
         let token = match self.writes.commands.remove(number_of(done.token)) {
             Some(Entry::Passed(token)) => token,
-            Some(Entry::Written(token, range, write)) => {
-                if done.result.is_err() && self.inner.may_still_write(range) {
-                    // It is in flight for ever: no member but its sender keeps these pages.
-                    std::mem::forget(write);
-                } else {
-                    self.writes.end(write);
+            // One that may still change the medium is in flight for ever: no member but its sender keeps
+            // these pages.
+            Some(Entry::Free(token, range)) => {
+                if done.result.is_ok() || !self.inner.may_still_write(range) {
+                    self.writes.end_free(range);
                 }
                 token
             }
-            Some(Entry::Waiting { .. }) | None => {
-                panic!("the inner disk ended {:?}, which it does not have", done.token)
+            Some(Entry::Told(token, range, told)) => {
+                if done.result.is_ok() || !self.inner.may_still_write(range) {
+                    self.writes.end_told(told);
+                } else {
+                    std::mem::forget(self.writes.told.remove(told));
+                }
+                token
             }
+            None => panic!("the inner disk ended {:?}, which it does not have", done.token),
         };
         Done { token, ..done }
     }
 
     /// Submits the writes whose members have all answered. Returns true if there was one.
     fn step_waiting(&mut self) -> bool {
-        if self.waiting.is_empty() {
+        if self.writes.waiting.is_empty() {
             return false;
         }
         let (mut has_worked, now) = (false, self.writes.now);
         self.must_step = !self.writes.cluster.wake_when_answered(self.core);
-        for _ in 0..self.waiting.len() {
-            let Some(slot) = self.waiting.pop_front() else { break };
-            let Writes { cluster, commands, .. } = &mut self.writes;
-            let Some(Entry::Waiting { write, .. }) = commands.get_mut(slot) else { continue };
-            if !cluster.step_write(write, now) {
-                self.must_step |= !write.knows_members();
-                self.waiting.push_back(slot);
+        for _ in 0..self.writes.waiting.len() {
+            let Some(mut waiting) = self.writes.waiting.pop_front() else { break };
+            if !self.writes.cluster.step_write(&mut waiting.write, now) {
+                self.must_step |= !waiting.write.knows_members();
+                self.writes.waiting.push_back(waiting);
                 continue;
             }
             has_worked = true;
-            let Some(Entry::Waiting { token, range, mut call, write, since }) = commands.remove(slot) else {
-                continue;
-            };
+            let Waiting { token, range, mut call, write, since } = waiting;
             call.add_wait(since, now);
-            let slot = commands.insert(Entry::Written(token, range, write));
-            let ended = self.call(token, slot, call);
+            let ended = self.submit_told(token, range, call, write);
             self.ready.extend(ended);
         }
         has_worked
@@ -253,13 +284,20 @@ impl DiskChannel for ClusterChannel {
     }
 
     fn submit(&mut self, token: Token, request: &IoRequest, buf: Option<Buf>) -> Option<Done> {
-        let call = Call::Op(*request, buf);
-        match request.op {
+        let (range, sender) = (request.range, request.sender.member());
+        let entry = match request.op {
+            Op::Read | Op::Flush | Op::Compare | Op::Verify => Entry::Passed(token),
             Op::Write { .. } | Op::WriteZeroes { .. } | Op::Deallocate => {
-                self.write(token, request.range, request.sender.member(), call)
+                let Writes { cluster, now, .. } = &self.writes;
+                if !cluster.begin_free(&self.writes.pages(range), sender, *now) {
+                    return self.write(token, range, sender, Call::Op(*request, buf));
+                }
+                Entry::Free(token, range)
             }
-            Op::Read | Op::Flush | Op::Compare | Op::Verify => self.pass(token, call),
-        }
+        };
+        let slot = self.writes.commands.insert(entry);
+        let done = self.inner.submit(inner_token(token.owner(), slot), request, buf)?;
+        Some(self.on_inner_done(done))
     }
 
     fn compare_and_write(
@@ -279,7 +317,7 @@ impl DiskChannel for ClusterChannel {
     fn register(&mut self, range: BlockRange, member: u8) -> bool {
         let Writes { cluster, now, .. } = &self.writes;
         // Both are called: a refusal leaves the registration.
-        let is_registered = cluster.register(&self.pages(range), member, *now);
+        let is_registered = cluster.register(&self.writes.pages(range), member, *now);
         is_registered && !self.inner.may_still_write(range)
     }
 
@@ -301,28 +339,25 @@ impl DiskChannel for ClusterChannel {
 
     fn cancel_owner(&mut self, owner: Owner) -> usize {
         let mut count = self.inner.cancel_owner(owner);
-        for _ in 0..self.waiting.len() {
-            let Some(slot) = self.waiting.pop_front() else { break };
-            let is_own =
-                |entry: &mut Entry| matches!(entry, Entry::Waiting { token, .. } if token.owner() == owner);
-            match self.writes.commands.remove_if(slot, is_own) {
-                Some(Entry::Waiting { token, call, write, .. }) => {
-                    self.writes.end(write);
-                    self.ready.push_back(Done::cancelled(token, call.into_buf()));
-                }
-                Some(Entry::Passed(_) | Entry::Written(..)) | None => self.waiting.push_back(slot),
+        for _ in 0..self.writes.waiting.len() {
+            let Some(waiting) = self.writes.waiting.pop_front() else { break };
+            if waiting.token.owner() != owner {
+                self.writes.waiting.push_back(waiting);
+                continue;
             }
+            self.writes.end(waiting.write);
+            self.ready.push_back(Done::cancelled(waiting.token, waiting.call.into_buf()));
         }
         count += Done::count_of(owner, &self.ready);
         count
     }
 
     fn in_flight(&self) -> usize {
-        self.writes.commands.len() + self.ready.len()
+        self.writes.commands.len() + self.writes.waiting.len() + self.ready.len()
     }
 
     fn may_sleep(&self) -> bool {
-        let is_watched = self.waiting.is_empty() || !self.must_step;
+        let is_watched = self.writes.waiting.is_empty() || !self.must_step;
         is_watched && self.ready.is_empty() && self.inner.may_sleep()
     }
 }
