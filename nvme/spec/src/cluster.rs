@@ -35,6 +35,8 @@ pub const NEXT_BYTES: usize = 4096;
 pub const NEXT_ENTRIES_MAX: usize = 255;
 /// Most Next commands that a member has outstanding.
 pub const NEXT_OUTSTANDING_MAX: usize = 2;
+/// Most writes that a member was told of (Invalidate) and that have not ended (Done).
+pub const OPEN_WRITES_MAX: usize = 4096;
 /// Most members of a disk.
 pub const MEMBERS_MAX: usize = 64;
 /// log2 of the bytes of a page.

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use nvme_spec::Nqn;
-use nvme_spec::cluster::{NEXT_ENTRIES_MAX, NextData, NextEntry, Notice};
+use nvme_spec::cluster::{NEXT_ENTRIES_MAX, NextData, NextEntry, Notice, OPEN_WRITES_MAX};
 use spindle_reactor::clock::Nanos;
 use spindle_reactor::lock::Lock;
 
@@ -25,8 +25,8 @@ pub(crate) const LEASE: Nanos = Nanos::from_secs(2);
 pub const NEXT_WAIT: Nanos = Nanos::from_ms(200);
 /// Longest time that an entry may be unacknowledged: then the member's controller is ended.
 pub const UNACKNOWLEDGED_MAX: Nanos = Nanos::from_secs(1);
-/// Most entries of a queue, those that a write in flight still needs included.
-const QUEUE_ENTRIES: usize = 4096;
+/// Most entries of a queue, those that a write in flight still needs included. So no more writes are open.
+const QUEUE_ENTRIES: usize = OPEN_WRITES_MAX;
 /// [`Member::over_at`] of a number without a member that may have pages.
 const OVER: u64 = 0;
 

@@ -10,7 +10,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use nvme_spec::cluster::{Joined, MEMBERS_MAX, NEXT_OUTSTANDING_MAX, NextData, Notice};
+use nvme_spec::cluster::{Joined, MEMBERS_MAX, NEXT_OUTSTANDING_MAX, NextData, Notice, OPEN_WRITES_MAX};
 use spindle_reactor::clock::Nanos;
 
 use crate::agent::{Agent, ForeignWrite};
@@ -25,14 +25,14 @@ const JOIN_WAITS: (Nanos, Nanos) = (Nanos::from_secs(1), Nanos::from_secs(60));
 pub enum Command {
     /// Join, as this incarnation, after a former one (0: none).
     Join {
-        /// Names the membership.
+        /// Random, not 0.
         incarnation: u64,
         /// The one before, whose pages are dropped.
         former: u64,
     },
     /// Next, with the sequence of the last entry that was executed.
     Next {
-        /// See there.
+        /// 0: none.
         acknowledged: u64,
     },
 }
@@ -56,7 +56,7 @@ pub struct Session {
     executed: Option<u64>,
     /// Number of outstanding Next commands.
     outstanding: usize,
-    /// Writes of other hosts that have not ended, by number.
+    /// Writes of other hosts that have not ended, by number: [`OPEN_WRITES_MAX`] at most.
     foreign: HashMap<u32, ForeignWrite>,
     wait: Nanos,
 }
@@ -125,7 +125,7 @@ impl Session {
     ///
     /// # Errors
     /// What is wrong with the answer.
-    pub fn on_joined(&mut self, joined: Option<Joined>, now: Nanos) -> Result<(), &'static str> {
+    pub fn on_joined(&mut self, joined: Option<Joined>, now: Nanos) -> Result<(), String> {
         if !matches!(self.state, State::Joining) {
             return Ok(());
         }
@@ -133,10 +133,11 @@ impl Session {
         self.wait = (self.wait + self.wait).min(JOIN_WAITS.1);
         let Some(joined) = joined else { return Ok(()) };
         if usize::from(joined.number()) >= MEMBERS_MAX {
-            return Err("the number of the member is not below 64");
+            return Err(format!("it is member {}; a number is below {MEMBERS_MAX}", joined.number()));
         }
-        if u32::from(joined.extent_shift()) != self.agent.extent_shift() {
-            return Err("the extents have another size");
+        let (theirs, ours) = (u32::from(joined.extent_shift()), self.agent.extent_shift());
+        if theirs != ours {
+            return Err(format!("an extent has 2^{theirs} pages; of this size of disk 2^{ours}"));
         }
         self.state = State::Member;
         (self.executed, self.outstanding) = (None, 0);
@@ -179,6 +180,9 @@ impl Session {
             match entry.notice() {
                 Some(Notice::Invalidate { number, first, pages }) => {
                     let end = first.checked_add(pages.into()).ok_or("an Invalidate ends beyond 2^64")?;
+                    if self.foreign.len() >= OPEN_WRITES_MAX {
+                        return Err("more than 4096 writes have not ended");
+                    }
                     let Some(cache) = self.agent.cache() else { continue };
                     let write = cache.begin_foreign(first..end);
                     if let Some(before) = self.foreign.insert(number, write) {

@@ -38,7 +38,7 @@ mod sizes;
 mod sweeps;
 mod switch;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -140,7 +140,7 @@ impl ClusterClient {
             (Ok(()), Ok(())) => return self.log("a member of the far target's cluster: the cache is in use"),
             (Ok(()), Err(Failure::Lost)) => return,
             (Ok(()), Err(Failure::Status(status))) => reason(status),
-            (Err(why), _) => why.to_owned(),
+            (Err(why), _) => why,
         };
         self.log(&format!("cannot join the far target's cluster, reads pass around the cache: {why}"));
     }

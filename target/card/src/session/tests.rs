@@ -134,6 +134,19 @@ fn wrong_answers_end_the_membership() {
 }
 
 #[test]
+fn a_target_that_ends_no_write_fills_no_memory() {
+    let (mut session, agent, _cache, now) = member();
+    for number in 0..4097 {
+        assert!(agent.is_member(), "{number}");
+        session.next_command(now, || 4);
+        let invalidate = Notice::Invalidate { number, first: 2, pages: 3 };
+        let answer = session.on_next(now, Some(&data(u64::from(number) + 1, &[invalidate])));
+        assert_eq!(answer.is_ok(), number < 4096, "{number}");
+    }
+    assert!(!agent.is_member() && session.foreign.is_empty());
+}
+
+#[test]
 fn a_join_to_a_cluster_of_another_shape_is_refused() {
     for joined in [JOINED.with_number(64), JOINED.with_extent_shift(5)] {
         let (agent, _, _) = agent();

@@ -3,7 +3,7 @@
 mod ahead;
 mod changes;
 mod counted;
-mod held;
+pub(crate) mod held;
 mod pace;
 mod policies;
 mod rules;

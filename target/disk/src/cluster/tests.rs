@@ -8,6 +8,7 @@ use spindle_reactor::mem::Pages;
 use spindle_target_card::Membership;
 
 use super::*;
+use crate::cache::tests::held::HeldDisk;
 use crate::testing::{Driver, TempPath, model, steady};
 use crate::{
     CacheSpec, CachedDisk, DiskError, Fault, FaultDisk, FileDisk, FileSpec, OpKind, PolicyKind, RamDisk,
@@ -160,6 +161,29 @@ fn nothing_is_kept_while_a_write_is_at_the_disk_and_the_done_follows_its_end() {
         assert!(driver.disk.register(FIRST, member.number()));
         acknowledge(&member);
         control.set_all(Fault::Drop, 0);
+    }
+}
+
+#[test]
+fn nothing_is_kept_of_what_a_failed_write_may_still_change() {
+    for is_told in [false, true] {
+        let (inner, control) = HeldDisk::create(4096, 1 << 20);
+        let (disk, cluster) = clustered(inner);
+        let mut driver = Driver::new(&*disk);
+        let member = cluster.join(host(), (1, 0), Nanos(1), (Arc::new(|_| ()), 0)).expect("it may join");
+        assert!(!is_told || driver.disk.register(FIRST, member.number()));
+        control.fails_writes.store(1, Ordering::SeqCst);
+        control.lingers.store(true, Ordering::SeqCst);
+        let token = driver.submit(Op::Write { fua: false }, FIRST, &[5; 4096]);
+        if is_told {
+            (0..3).for_each(|_| _ = driver.poll());
+            acknowledge(&member);
+        }
+        assert!(driver.wait(token).result.is_err());
+        // Although the disk forgets it.
+        control.lingers.store(false, Ordering::SeqCst);
+        assert!(!driver.disk.register(FIRST, member.number()), "{is_told}");
+        assert!(driver.disk.register(BlockRange { lba: 16, blocks: 1 }, member.number()));
     }
 }
 

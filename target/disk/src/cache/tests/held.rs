@@ -16,47 +16,47 @@ use crate::{
 
 /// What a test sets and sees.
 #[derive(Default)]
-pub(super) struct Control {
-    pub(super) holds_reads: AtomicBool,
-    pub(super) holds_writes: AtomicBool,
+pub(crate) struct Control {
+    pub(crate) holds_reads: AtomicBool,
+    pub(crate) holds_writes: AtomicBool,
     /// The next reads fail, so many.
-    pub(super) fails: AtomicU64,
+    pub(crate) fails: AtomicU64,
     /// The next writes fail, so many, after they have changed the disk.
-    pub(super) fails_writes: AtomicU64,
+    pub(crate) fails_writes: AtomicU64,
     /// Such writes may still change the disk.
-    pub(super) lingers: AtomicBool,
+    pub(crate) lingers: AtomicBool,
     /// The next reads do not give their buffers back, so many.
-    pub(super) loses: AtomicU64,
+    pub(crate) loses: AtomicU64,
     /// Such buffers are dropped by the next poll.
-    pub(super) drops: AtomicBool,
+    pub(crate) drops: AtomicBool,
     /// Reads of this page are held; 0: of none.
-    pub(super) holds_page: AtomicU64,
+    pub(crate) holds_page: AtomicU64,
     /// Reads that came.
-    pub(super) reads: AtomicU64,
+    pub(crate) reads: AtomicU64,
     /// First blocks of the first of them.
-    pub(super) places: Mutex<Vec<u64>>,
-    pub(super) bytes: Mutex<Vec<u8>>,
+    pub(crate) places: Mutex<Vec<u64>>,
+    pub(crate) bytes: Mutex<Vec<u8>>,
     /// Such buffers are dropped before the end of their reads is told.
-    pub(super) drops_first: AtomicBool,
+    pub(crate) drops_first: AtomicBool,
     /// The error of a read without a media error.
-    pub(super) is_away: AtomicBool,
+    pub(crate) is_away: AtomicBool,
     /// [`IoRequest::waited`] of the last command.
-    pub(super) waited: Mutex<Waited>,
+    pub(crate) waited: Mutex<Waited>,
     /// The thread that has given back the mapping of a cache.
-    pub(super) unmapped_by: Mutex<Vec<ThreadId>>,
+    pub(crate) unmapped_by: Mutex<Vec<ThreadId>>,
     /// What it says of its writes; 0: 1.
-    pub(super) atomic_blocks: AtomicU32,
+    pub(crate) atomic_blocks: AtomicU32,
 }
 
-pub(super) struct HeldDisk {
-    pub(super) control: Arc<Control>,
+pub(crate) struct HeldDisk {
+    pub(crate) control: Arc<Control>,
     block_bytes: u32,
     blocks: u64,
 }
 
 impl HeldDisk {
     /// Byte `n` of the disk is the number of its page.
-    pub(super) fn create(block_bytes: u32, bytes: usize) -> (Arc<dyn Disk>, Arc<Control>) {
+    pub(crate) fn create(block_bytes: u32, bytes: usize) -> (Arc<dyn Disk>, Arc<Control>) {
         let content = (0..bytes).map(|at| (at / 4096).to_le_bytes()[0]).collect();
         let places = Mutex::new(Vec::with_capacity(1000));
         let control = Arc::new(Control { bytes: Mutex::new(content), places, ..Control::default() });
